@@ -58,7 +58,12 @@ class Relay:
         self.authority = Authority(self.store, self.keys, CLOCK, addresses=(self.address,))
         self.authority.create_network(NetworkRequest("lab", IPv4Network("10.10.0.0/24")))
         self.broker = Broker(
-            keys=self.keys, port=self.port, paths=self.paths, users=self.store.broker_users, clock=CLOCK
+            keys=self.keys,
+            port=self.port,
+            paths=self.paths,
+            users=self.store.broker_users,
+            clock=CLOCK,
+            on_change=self._changed,
         )
         self.service = RegistryService(
             authority=self.authority,
@@ -68,6 +73,8 @@ class Relay:
             transport=self.transport,
             clock=CLOCK,
             on_change=self._changed,
+            on_secret_step=lambda: None,
+            is_listed=lambda _ip: False,
         )
 
     def _changed(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from itertools import pairwise
 from pathlib import Path
 
@@ -116,7 +117,12 @@ class Network:
         self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
         self.transport = MemoryTransport({ADMIN_ADDRESS: self.memory, ADDRESSES[0]: self.memory})
         self.passwords: dict[str, str] = {}
+        self.listed: set[IPv4Address] = set()  # by the relay's EasyTier
+        self.on_secret_step: Callable[[], object] = list
         self.service = self.new_service()
+
+    def _secret_step(self) -> None:
+        self.on_secret_step()
 
     def new_service(self) -> RegistryService:
         service = RegistryService(
@@ -126,6 +132,9 @@ class Network:
             broker=FakeBroker(self.memory),
             transport=self.transport,
             clock=self.world.clock,
+            on_change=lambda: None,
+            on_secret_step=self._secret_step,
+            is_listed=lambda ip: ip in self.listed,
         )
         service._passwords |= self.passwords
         return service

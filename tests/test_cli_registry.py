@@ -49,6 +49,9 @@ class Relay:
             broker=FakeBroker(MemoryBroker({})),
             transport=MemoryTransport({}),
             clock=self.clock,
+            on_change=lambda: None,
+            on_secret_step=lambda: None,
+            is_listed=lambda _ip: False,
         )
         self.registry._board = self.board
         self.registry.refresh = self._refresh  # type: ignore[method-assign]

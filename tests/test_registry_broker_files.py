@@ -44,7 +44,14 @@ async def test_mosquitto_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     world = World(tmp_path)
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    broker = Broker(keys=world.keys, port=8883, paths=paths, users=world.store.broker_users, clock=SystemClock())
+    broker = Broker(
+        keys=world.keys,
+        port=8883,
+        paths=paths,
+        users=world.store.broker_users,
+        clock=SystemClock(),
+        on_change=lambda: None,
+    )
     with pytest.raises(MissingDependencyError, match="apt-get install mosquitto"):
         await broker.ensure_running()
     assert not paths.runtime.exists()

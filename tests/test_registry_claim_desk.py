@@ -22,7 +22,9 @@ async def test_who_is_lost_may_be_back_within_a_minute_or_three_keepalives(
     """A metered node notices by its next keepalive only that its link was away."""
     world = World(tmp_path)
     lease = world.join("edge-1")
-    desk = ClaimDesk(world.store, Refusals("registry.refused"), world.clock, ask=lambda _lease: None)
+    desk = ClaimDesk(
+        world.store, Refusals("registry.refused"), world.clock, ask=lambda _lease: None, is_listed=lambda _ip: False
+    )
     here, there = Claim(instance="f" * 32, machine=HERE), Claim(instance="a" * 32, machine=THERE)
     assert desk.decide(lease, here).outcome == "accepted"
     said = NodeStatus(node_id=lease.node_id, online=True, instance=here.instance, metered=is_metered)
@@ -39,7 +41,7 @@ async def test_a_copy_that_starts_over_and_over_is_one_row_an_hour(tmp_path: Pat
     """And no change of the directory, of which everybody would have to be told; each is refused and counted."""
     world = World(tmp_path)
     lease, refusals = world.join("edge-1"), Refusals("registry.refused")
-    desk = ClaimDesk(world.store, refusals, world.clock, ask=lambda _lease: None)
+    desk = ClaimDesk(world.store, refusals, world.clock, ask=lambda _lease: None, is_listed=lambda _ip: False)
     assert desk.decide(lease, Claim(instance="f" * 32, machine=HERE)).outcome == "accepted"
     epoch = world.store.epoch()
 

@@ -96,7 +96,7 @@ async def test_a_message_that_breaks_what_takes_it_is_passed_over(
 async def test_what_cannot_be_noted_is_noted_later(network: Network) -> None:
     """The daemon's own part, which writes as well, is asked again, and is not asked in the middle of anything."""
     disk, noted = Disk(), []
-    network.service.rotation.on_change = disk.guard(lambda: noted.append(None))
+    network.on_secret_step = disk.guard(lambda: noted.append(None))
     async with network.serving():
         disk.is_full = True
         network.service.rotation.look()

@@ -65,6 +65,9 @@ class Relay:
             broker=self.broker,
             transport=self.transport,
             clock=self.world.clock,
+            on_change=lambda: None,
+            on_secret_step=lambda: None,
+            is_listed=lambda _ip: False,
         )
 
     @asynccontextmanager

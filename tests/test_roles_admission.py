@@ -21,7 +21,7 @@ from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
+from edgelink.registry.requests import Answer, Claim, Done, Question, Verdict
 from edgelink.registry.transport import Message
 from edgelink.roles.admission import (
     ASK_AGAIN_S,
@@ -240,8 +240,7 @@ async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_re
 async def test_a_machine_whose_easytier_goes_on_is_not_gone(world: World) -> None:
     """Its daemon is dead for an hour, and its address is still in the overlay: the copy waits, and says for what."""
     former, copy = world.daemon(), world.daemon(THERE)
-    listed = {world.lease.overlay_ip}
-    world.network.service.claims.is_listed = lambda ip: ip in listed
+    world.network.listed = {world.lease.overlay_ip}
     async with world.serving():
         async with running(former):
             await eventually(lambda: world.is_heard(former))
@@ -249,7 +248,7 @@ async def test_a_machine_whose_easytier_goes_on_is_not_gone(world: World) -> Non
         async with running(copy):
             await eventually(lambda: "somebody has 10.10.0.2" in copy.conditions.get("Leased").message)
             assert not copy.board.facts.admission.may_start
-            listed.clear()
+            world.network.listed.clear()
             await eventually(lambda: copy.reason == "MachineChanged")
 
 
@@ -358,7 +357,7 @@ class Silent:
         self.life = Life(HERE)
         self.channel, self.answer, self.asked = self, answer, 0
 
-    async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
+    async def ask(self, ask: Question, *, within_s: float = 10.0) -> Answer:
         assert isinstance(ask, Claim)
         assert within_s == PATIENCE_S
         self.asked += 1

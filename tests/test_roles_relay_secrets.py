@@ -58,7 +58,7 @@ class Relay:
         self.parts = SimpleNamespace(overlay=SimpleNamespace(runs_as_wanted=True))
         self.store, self.authority, self.registry = network.world.store, network.world.authority, network.service
         self.secrets = RelaySecrets(self)  # type: ignore[arg-type]
-        self.registry.rotation.on_change = self.secrets.overlay_changed
+        network.on_secret_step = self.secrets.overlay_changed
 
     @property
     def membership(self) -> Membership:

@@ -114,7 +114,7 @@ class Broker:
         paths: Paths,
         users: Callable[[], Iterable[BrokerUser]],
         clock: Clock,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None],
         launcher: Launcher | None = None,
         files: Files = AT_ONCE,
     ) -> None:

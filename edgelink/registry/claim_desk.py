@@ -42,16 +42,27 @@ class _Heard:
 
 
 class ClaimDesk:
-    """``ask`` has a node say its status again, whoever it is that hears it."""
+    """Decides who is a node.
 
-    def __init__(self, store: RegistryStore, refusals: Refusals, clock: Clock, ask: Callable[[Lease], None]) -> None:
+    Args:
+        ask: has a node say its status again, whoever it is that hears it.
+        is_listed: whether the relay's EasyTier lists this overlay address.
+    """
+
+    def __init__(
+        self,
+        store: RegistryStore,
+        refusals: Refusals,
+        clock: Clock,
+        *,
+        ask: Callable[[Lease], None],
+        is_listed: Callable[[IPv4Address], bool],
+    ) -> None:
         self._store = store
         self._refusals = refusals
         self._clock = clock
         self._ask = ask
-        self.is_listed: Callable[[IPv4Address], bool] = lambda _ip: (
-            False
-        )  # in the overlay, told by the relay's EasyTier
+        self._is_listed = is_listed
         self._heard: dict[str, dict[str, _Heard]] = {}  # by node and life, the newest life last
         self._alternation = Alternation()
         self._since_s = clock.monotonic_s()
@@ -103,7 +114,7 @@ class ClaimDesk:
     def decide(self, lease: Lease, claim: Claim) -> Verdict:
         """On disk before this returns, where that is possible: a full disk stops no robot."""
         now_s, recorded = self._clock.monotonic_s(), self._store.machines.get(lease.node_id)
-        is_announced = not claim.runs_overlay and self.is_listed(lease.overlay_ip)
+        is_announced = not claim.runs_overlay and self._is_listed(lease.overlay_ip)
         judgement = judge(
             recorded,
             claim.instance,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.errors import NotCommittedError, RegistryError
-from edgelink.files import AT_ONCE, Files, fsync_directory
+from edgelink.files import Files, fsync_directory
 
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
 
@@ -113,13 +113,14 @@ SCHEMA_VERSION = len(_MIGRATIONS)
 class Database:
     """One open file. Usable from several threads; several processes may have it open at once."""
 
-    def __init__(self, path: Path, files: Files = AT_ONCE) -> None:
+    def __init__(self, path: Path, files: Files, *, on_rollback: Callable[[], None]) -> None:
+        """``on_rollback`` is called when a transaction that has changed something is undone."""
         self.path = path
         self._files = files
         self.lock = threading.RLock()
         self._depth = 0
         self._connection = self._open()
-        self.on_rollback: Callable[[], None] = lambda: None
+        self._on_rollback = on_rollback
 
     def close(self) -> None:
         self._connection.close()
@@ -139,7 +140,7 @@ class Database:
                 self.execute("COMMIT" if self._depth == 1 else f"RELEASE {level}")
             except BaseException:
                 if self._connection.total_changes != changes:
-                    self.on_rollback()
+                    self._on_rollback()
                 if self._connection.in_transaction:
                     if self._depth == 1:
                         self.execute("ROLLBACK")

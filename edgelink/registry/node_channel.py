@@ -17,7 +17,7 @@ from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedEr
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership, refusal
 from edgelink.registry.payloads import Envelope
-from edgelink.registry.requests import Again, Answer, Ask, NodeReply, NodeRequest, Refused, Speak
+from edgelink.registry.requests import Again, Answer, NodeReply, NodeRequest, Question, Refused, Speak
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.timeouts import timeout
@@ -107,7 +107,7 @@ class NodeChannel:
             waiting.set_result(reply)
         return True
 
-    async def ask(self, ask: Ask, *, within_s: float = 10.0, in_one_session: bool = False) -> Answer:
+    async def ask(self, ask: Question, *, within_s: float = 10.0, in_one_session: bool = False) -> Answer:
         """The registry's answer, never :class:`Again` or :class:`Refused`.
 
         Args:
@@ -133,7 +133,7 @@ class NodeChannel:
             hint="check `edgelink status` here (RegistryConnected) and on the relay",
         )
 
-    async def _exchange(self, ask: Ask, *, in_one_session: bool) -> NodeReply:
+    async def _exchange(self, ask: Question, *, in_one_session: bool) -> NodeReply:
         request = NodeRequest(
             network_id=self._network_id,
             node_id=self._key.node_id,

@@ -35,10 +35,10 @@ _MAX_WAITING = 1024
 
 @dataclass(frozen=True)
 class Answered:
-    """``then`` is done once the reply is out: it may put the node off the broker."""
+    """``wakes`` is set once the reply is out: what it wakes may put the node off the broker."""
 
     answer: Answer
-    then: Callable[[], None] = lambda: None
+    wakes: Wakeup | None = None
 
 
 Handler = Callable[[Lease, NodeRequest], Answered]
@@ -115,21 +115,22 @@ class RequestDesk:
                 lease = self._store.lease(request.node_id)
                 if lease is None:
                     continue  # it was taken away while this waited
-                payload, then = self._reply(lease, request)
+                payload, wakes = self._reply(lease, request)
                 await session.publish(self._topics.node_reply(lease.node_id), payload)
-                then()
+                if wakes is not None:
+                    wakes.set()
             await self._wakeup.wait(None)
 
-    def _reply(self, lease: Lease, request: NodeRequest) -> tuple[bytes, Callable[[], None]]:
+    def _reply(self, lease: Lease, request: NodeRequest) -> tuple[bytes, Wakeup | None]:
         now_s, request_id = self._clock.monotonic_s(), (lease.node_id, request.nonce)
         self._forget_old(now_s)
         if (kept := self._replied.get(request_id)) is not None:
-            return kept[1], _nothing
+            return kept[1], None
         answered = self._answered(lease, request)
         payload = self._signed(lease.node_id, request.nonce, answered.answer)
         if not isinstance(answered.answer, Again | Refused):
             self._replied[request_id] = now_s, payload
-        return payload, answered.then
+        return payload, answered.wakes
 
     def _forget_old(self, now_s: float) -> None:
         """Replies to requests whose cookies count no more; the oldest come first."""
@@ -181,7 +182,3 @@ class RequestDesk:
     def _cookie(self, node_id: str, age: int = 0) -> str:
         period = int(self._clock.monotonic_s() // COOKIE_S) - age
         return hmac.new(self._secret, f"{period} {node_id}".encode(), hashlib.sha256).hexdigest()[:32]
-
-
-def _nothing() -> None:
-    """What is to be done after a reply that was given before."""

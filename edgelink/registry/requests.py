@@ -92,7 +92,7 @@ def _kind_of(part: Any) -> str:
     return kind if kind in ("renew", "claim", "again", "done", "verdict", "speak", "refused") else "unknown"
 
 
-Ask = Annotated[
+Question = Annotated[
     Annotated[Renew, Tag("renew")] | Annotated[Claim, Tag("claim")] | Annotated[Unknown, Tag("unknown")],
     Discriminator(_kind_of),
 ]
@@ -115,7 +115,7 @@ class NodeRequest(Payload):
     nonce: str = Field(pattern=_ID)
     cookie: str = Field("", pattern=r"^([0-9a-f]{32})?$", description="of the registry's last reply")
     made_at: AwareDatetime = Field(description="by the node's clock")
-    ask: Ask = Field(description="what is asked")
+    ask: Question = Field(description="what is asked")
 
 
 class NodeReply(Payload):

@@ -35,9 +35,11 @@ class RotationDriver:
     """For the length of each session in :meth:`run`; ``on_change`` after each step and when nodes have
     answered, before the nodes are told."""
 
-    def __init__(self, rotations: Rotations, topics: Topics, refusals: Refusals, clock: Clock) -> None:
+    def __init__(
+        self, rotations: Rotations, topics: Topics, refusals: Refusals, clock: Clock, on_change: Callable[[], None]
+    ) -> None:
         self.wakeup = Wakeup()
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._rotations = rotations
         self._topics = topics
         self._session: Session | None = None
@@ -86,7 +88,7 @@ class RotationDriver:
                 self._has_news = True
             if self._has_news:
                 self._has_news = False
-                self.on_change()
+                self._on_change()
         except RegistryError as error:
             self._has_news = True
             self._failed(error)

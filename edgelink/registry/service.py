@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ipaddress import IPv4Address
 from typing import NoReturn, Protocol
 
 from pydantic import ValidationError
@@ -85,8 +86,14 @@ class RegistryService:
         broker: ManagedBroker,
         transport: Transport,
         clock: Clock,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None],
+        on_secret_step: Callable[[], None],
+        is_listed: Callable[[IPv4Address], bool],
     ) -> None:
+        """``on_secret_step`` is called after each step of a change of the network's secret, before the nodes are told.
+
+        ``is_listed`` says whether the relay's EasyTier lists an overlay address.
+        """
         self.ready = asyncio.Event()  # set while a session serves enrolments
         self.last_error: EdgelinkError | None = None
         self._authority = authority
@@ -105,7 +112,7 @@ class RegistryService:
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
-        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock)
+        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock, on_secret_step)
         self._renewals = Renewals(store, authority.keys, clock)
         self.desk = RequestDesk(
             store,
@@ -115,7 +122,7 @@ class RegistryService:
             clock,
             handlers={"renew": self._renew, "claim": self._judge},
         )
-        self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status)
+        self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status, is_listed=is_listed)
         self._outbox = Outbox()
         self._serving_since_s: float | None = None
 
@@ -321,7 +328,7 @@ class RegistryService:
             return Answered(Done())
         log.info("registry.password_renewed", node_id=lease.node_id, hostname=lease.hostname)
         self._passwords[self._store.broker_username(lease.node_id)] = password
-        return Answered(Done(), then=self._changed.set)
+        return Answered(Done(), wakes=self._changed)
 
     def _take_report_request(self, message: Message) -> None:
         if self.reports is None:

@@ -57,13 +57,12 @@ class RegistryStore:
     def __init__(self, path: Path, clock: Clock, files: Files = AT_ONCE) -> None:
         self.path = path
         self._clock = clock
-        self._database = Database(path, files)
+        self._leases: _Leases | None = None
+        self._database = Database(path, files, on_rollback=self._forget)
         self.transaction = self._database.transaction
         self.quarantine = Quarantine(self._database, clock)
         self.revocations = Revocations(self._database, clock)
         self.tokens = TokenBook(self._database, clock)
-        self._leases: _Leases | None = None
-        self._database.on_rollback = self._forget
         self.rotations = RotationBook(self._database, clock)
         self.machines = MachineBook(self._database, clock)
 

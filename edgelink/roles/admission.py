@@ -24,7 +24,7 @@ from edgelink.registry.claims import Admission, Life
 from edgelink.registry.client import Session
 from edgelink.registry.lease_watch import LEASED
 from edgelink.registry.membership import Membership
-from edgelink.registry.requests import Answer, Ask, Claim, Verdict
+from edgelink.registry.requests import Answer, Claim, Question, Verdict
 from edgelink.roles.lease_follower import lease_in_words
 
 PATIENCE_S = 3.0  # with the registry's answer, before EasyTier is started without
@@ -107,7 +107,7 @@ class MakeClaim(Action):
 class Channel(Protocol):
     """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
 
-    async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
+    async def ask(self, ask: Question, *, within_s: float = 10.0) -> Answer:
         """The registry's answer. Raises RegistryError when there is none, or it is too old to be asked."""
 
 

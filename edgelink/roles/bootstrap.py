@@ -191,9 +191,9 @@ class Relay(Daemon):
             transport=MqttTransport(client_context(keys.ca_pem, keys.network_id)),
             clock=self.clock,
             on_change=self._registry_changed,
+            on_secret_step=self._secret_changed,
+            is_listed=self.parts.is_listed,
         )
-        self.registry.rotation.on_change = self._secret_changed
-        self.registry.claims.is_listed = self.parts.is_listed
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
         self.reports = self.registry.reports = ReportExchange(

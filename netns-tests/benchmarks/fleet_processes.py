@@ -63,7 +63,14 @@ class Registry:
         key = NodeKey.generate()
         self.node_id = key.node_id
         membership = authority.relay_membership(key, "relay")
-        self.broker = Broker(keys=self.keys, port=port, paths=self.paths, users=self.store.broker_users, clock=CLOCK)
+        self.broker = Broker(
+            keys=self.keys,
+            port=port,
+            paths=self.paths,
+            users=self.store.broker_users,
+            clock=CLOCK,
+            on_change=lambda: None,
+        )
         self.service = RegistryService(
             authority=authority,
             store=self.store,
@@ -71,6 +78,9 @@ class Registry:
             broker=self.broker,
             transport=MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id)),
             clock=CLOCK,
+            on_change=lambda: None,
+            on_secret_step=lambda: None,
+            is_listed=lambda _ip: False,
         )
         self.client = LoneClient(membership, key, CLOCK)
 
