@@ -33,7 +33,7 @@ def show(condition: Condition) -> None:
     print(json.dumps(condition.to_dict()), flush=True)
 
 
-def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
+def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Lease) -> RayHeadReconciler:
     def members() -> list[tuple[DirectoryEntry, int]]:
         leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
         entries = [DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields))) for lease in leases]
@@ -47,16 +47,28 @@ def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadR
     def on_members(found: Sequence[RayMember]) -> None:
         inputs.paths.state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in found]))
 
-    return RayHeadReconciler(inputs, members=members, publish=publish, on_members=on_members)
+    return RayHeadReconciler(
+        inputs,
+        lease=lambda: lease,
+        overlay_ready=lambda: True,
+        members=members,
+        publish=publish,
+        on_members=on_members,
+        run_holder=lambda: None,
+        reported_dead=set,
+        epoch_taken=lambda _last: 0,
+        gone=set,
+        secret_epoch=lambda: 1,
+    )
 
 
-def make_edge(spec_file: Path, inputs: RayInputs) -> RayEdgeReconciler:
+def make_edge(spec_file: Path, inputs: RayInputs, lease: Lease) -> RayEdgeReconciler:
     def cluster_spec() -> ClusterSpec | None:
         with suppress(FileNotFoundError):
             return ClusterSpec.model_validate_json(spec_file.read_text())
         return None
 
-    return RayEdgeReconciler(inputs, cluster_spec=cluster_spec)
+    return RayEdgeReconciler(inputs, lease=lambda: lease, overlay_ready=lambda: True, cluster_spec=cluster_spec)
 
 
 async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: int, spec_file: Path) -> None:
@@ -75,10 +87,8 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
         conditions=conditions,
         clock=clock,
         key=NodeKey.load(paths.node_key),
-        lease=lambda: lease,
-        overlay_ready=lambda: True,
     )
-    ray = make_head(leases_file, spec_file, inputs) if role == "head" else make_edge(spec_file, inputs)
+    ray = make_head(leases_file, spec_file, inputs, lease) if role == "head" else make_edge(spec_file, inputs, lease)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 

@@ -90,16 +90,22 @@ class Bench:
             conditions=ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),
             clock=self.clock,
             key=self.key,
-            lease=lambda: self.lease,
-            overlay_ready=lambda: self.is_ready,
         )
 
     def edge(self) -> RayEdgeReconciler:
-        return RayEdgeReconciler(self.inputs(), cluster_spec=lambda: self.spec)
+        return RayEdgeReconciler(
+            self.inputs(),
+            lease=lambda: self.lease,
+            overlay_ready=lambda: self.is_ready,
+            cluster_spec=lambda: self.spec,
+        )
 
     def head(self) -> RayHeadReconciler:
         return RayHeadReconciler(
             self.inputs(),
+            lease=lambda: self.lease,
+            overlay_ready=lambda: self.is_ready,
+            reported_dead=set,
             members=lambda: self.ranks,
             publish=self.published.append,
             on_members=lambda found: self.members.append(tuple(found)),

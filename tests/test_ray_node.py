@@ -43,6 +43,10 @@ async def node(tmp_path: Path) -> AsyncIterator[RayNode]:
     await made.stop()
 
 
+def begun() -> None:
+    """Nothing is in the way of the start."""
+
+
 def launch(fake: FakeRay, *, is_head: bool = True, ports: dict[str, int] | None = None) -> RayLaunch:
     name, _, value = make_node(fake.directory.parent).marker.partition("=")
     return RayLaunch(
@@ -69,7 +73,7 @@ def other_process(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 async def test_start_remembers_raylet_and_gcs(node: RayNode, fake: FakeRay) -> None:
     """`ray start` has exited; what it left behind is known by identity, and by session where the mark is lost."""
-    record = await node.start(launch(fake))
+    record = await node.start(launch(fake), begun)
     assert command_of(record.raylet.pid) == "raylet"
     assert record.gcs is not None
     assert command_of(record.gcs.pid) == "gcs_server"
@@ -80,7 +84,7 @@ async def test_start_remembers_raylet_and_gcs(node: RayNode, fake: FakeRay) -> N
 async def test_stop_ends_all_of_it_and_nothing_else(node: RayNode, fake: FakeRay) -> None:
     """Processes without our mark and outside our session live on."""
     with other_process([str(fake.directory / "raylet"), "1000"]) as stranger:
-        await node.start(launch(fake))
+        await node.start(launch(fake), begun)
         await node.stop()
         assert node.owned_pids() == []
         assert node.record is None
@@ -101,7 +105,7 @@ async def test_a_session_with_a_strange_leader_is_not_ours(node: RayNode, fake: 
 
 async def test_successor_adopts(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """The next daemon finds the same Ray, with its incarnation."""
-    record = await node.start(launch(fake))
+    record = await node.start(launch(fake), begun)
     successor = make_node(tmp_path)
     assert successor.adopt() == record
     assert successor.is_running
@@ -109,7 +113,7 @@ async def test_successor_adopts(tmp_path: Path, node: RayNode, fake: FakeRay) ->
 
 async def test_successor_sweeps_up_what_is_not_whole(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """A Ray without its GCS is not adopted; its leftovers end with stop."""
-    record = await node.start(launch(fake))
+    record = await node.start(launch(fake), begun)
     assert record.gcs is not None
     os.kill(record.gcs.pid, signal.SIGKILL)
     await node.wait_for_end()
@@ -121,7 +125,7 @@ async def test_successor_sweeps_up_what_is_not_whole(tmp_path: Path, node: RayNo
 
 async def test_a_ray_whose_state_directory_was_lost_is_still_ours(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """No record and no key is left; the mark names the directory, which is there anew, and all of it is ended."""
-    await node.start(launch(fake))
+    await node.start(launch(fake), begun)
     shutil.rmtree(tmp_path / "state")
     successor = make_node(tmp_path)
     assert successor.adopt() is None
@@ -145,11 +149,11 @@ async def test_a_ray_of_a_node_with_the_same_paths_elsewhere_is_not_ours(
 
 async def test_start_sweeps_up_an_orphan_without_a_record(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """A daemon killed between `ray start` and its record leaves no Ray that nobody knows."""
-    first = await node.start(launch(fake))
+    first = await node.start(launch(fake), begun)
     (tmp_path / "state/processes/ray.json").unlink()
     successor = make_node(tmp_path)
     assert successor.adopt() is None
-    second = await successor.start(launch(fake))
+    second = await successor.start(launch(fake), begun)
     assert second.raylet.pid != first.raylet.pid
     assert sorted(command_of(pid) for pid in successor.owned_pids()) == ["gcs_server", "raylet", "sleep"]
     await successor.stop()
@@ -160,7 +164,7 @@ async def test_busy_port_is_an_error_before_anything_starts(node: RayNode, fake:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(PortBusyError) as caught:
-            await node.start(launch(fake, ports={"ray.port": port}))
+            await node.start(launch(fake, ports={"ray.port": port}), begun)
     assert f"{port} (ray.port)" in str(caught.value)
     assert f"pid {os.getpid()}" in str(caught.value)
     assert fake.starts == []
@@ -170,7 +174,7 @@ async def test_failed_start_leaves_nothing_and_quotes_last_words(node: RayNode, 
     """What `ray start` said last is in the error."""
     (fake.directory / "fails").touch()
     with pytest.raises(RayClusterError, match="status 1; its last words: no such luck"):
-        await node.start(launch(fake))
+        await node.start(launch(fake), begun)
     assert node.owned_pids() == []
 
 
@@ -178,14 +182,14 @@ async def test_a_start_that_was_killed_is_told_from_one_that_failed(node: RayNod
     """The kernel does so where memory is short; `ray start` itself never ends with status 9."""
     fake.python.write_text("#!/bin/sh\nkill -9 $$\n")
     with pytest.raises(RayClusterError, match=r"was ended by signal 9 \(Killed"):
-        await node.start(launch(fake))
+        await node.start(launch(fake), begun)
 
 
 async def test_start_without_a_gcs_on_the_head_is_a_failure(node: RayNode, fake: FakeRay) -> None:
     """A head whose GCS is gone already is no head."""
     (fake.directory / "gcs_server").write_text("#!/bin/sh\n")
     with pytest.raises(RayClusterError, match="left no raylet"):
-        await node.start(launch(fake))
+        await node.start(launch(fake), begun)
     assert node.owned_pids() == []
 
 
@@ -194,13 +198,13 @@ async def test_what_others_put_in_place_of_the_note_is_left(tmp_path: Path, node
     note, other = tmp_path / "ray/ray_current_cluster", tmp_path / "other"
     note.parent.mkdir()
     os.mkfifo(note)
-    await node.start(launch(fake))
+    await node.start(launch(fake), begun)
     await node.stop()
     assert note.is_fifo()
     note.unlink()
     other.write_text("10.10.0.2:6379")
     note.symlink_to(other)
-    await node.start(launch(fake))
+    await node.start(launch(fake), begun)
     assert note.is_symlink()
 
 
@@ -209,7 +213,7 @@ async def test_note_of_a_dead_cluster_is_removed(tmp_path: Path, node: RayNode, 
     note = tmp_path / "ray/ray_current_cluster"
     note.parent.mkdir()
     note.write_text("10.10.0.2:6379")
-    await node.start(launch(fake))
+    await node.start(launch(fake), begun)
     assert not note.exists()
     note.write_text("192.0.2.1:6379")
     await node.stop()

@@ -93,7 +93,8 @@ async def start_children(paths: Paths, config: Config, fake: FakeRay) -> None:
             incarnation="one",
             is_head=True,
             config_hash="h",
-        )
+        ),
+        on_begin=lambda: None,
     )
 
 

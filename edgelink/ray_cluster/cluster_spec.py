@@ -84,7 +84,7 @@ class SpecBook:
         draft: ClusterSpec,
         verify_keys: Mapping[str, str],
         token: str | None,
-        taken: Callable[[ClusterSpec | None], int] = lambda _last: 0,
+        taken: Callable[[ClusterSpec | None], int],
     ) -> ClusterSpec:
         """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns.
 

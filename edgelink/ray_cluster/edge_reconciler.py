@@ -30,8 +30,15 @@ _log = get_logger("ray")
 class RayEdgeReconciler(RayReconciler):
     """Joins the Ray cluster that the head's signed spec describes."""
 
-    def __init__(self, inputs: RayInputs, *, cluster_spec: Callable[[], ClusterSpec | None]) -> None:
-        super().__init__(inputs)
+    def __init__(
+        self,
+        inputs: RayInputs,
+        *,
+        lease: Callable[[], Lease | None],
+        overlay_ready: Callable[[], bool],
+        cluster_spec: Callable[[], ClusterSpec | None],
+    ) -> None:
+        super().__init__(inputs, lease=lease, overlay_ready=overlay_ready)
         self._cluster_spec = cluster_spec
         self._joining = ""  # the cluster that is being joined, as its own GCS names it
         self._followed: tuple[object, ...] = ()  # which head, and what it wished, when that was last looked at

@@ -41,19 +41,21 @@ class RayHeadReconciler(RayReconciler):
         self,
         inputs: RayInputs,
         *,
+        lease: Callable[[], Lease | None],
+        overlay_ready: Callable[[], bool],
         members: Callable[[], list[tuple[DirectoryEntry, int]]],
         publish: Callable[[ClusterSpec], None],
         on_members: Callable[[Sequence[RayMember]], None],
-        run_holder: Callable[[], str | None] = lambda: None,
-        reported_dead: Callable[[], set[tuple[str, str]]] = set,
-        epoch_taken: Callable[[ClusterSpec | None], int] = lambda _last: 0,
-        gone: Callable[[], set[str]] = set,
-        secret_epoch: Callable[[], int] = lambda: 1,
+        run_holder: Callable[[], str | None],
+        reported_dead: Callable[[], set[tuple[str, str]]],
+        epoch_taken: Callable[[ClusterSpec | None], int],
+        gone: Callable[[], set[str]],
+        secret_epoch: Callable[[], int],
     ) -> None:
         """``epoch_taken``: see :meth:`SpecBook.number`. ``gone``: the members, by node id, that keep their rank for the
         run in progress only, because the operator has put them out. ``secret_epoch``: of the network's secret.
         """
-        super().__init__(inputs)
+        super().__init__(inputs, lease=lease, overlay_ready=overlay_ready)
         self._gone = gone
         self._secret_epoch = secret_epoch
         self._epoch_taken = epoch_taken

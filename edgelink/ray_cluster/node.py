@@ -100,7 +100,7 @@ class RayNode:
         self._set(record)  # also one that is not whole: its session tells what is to be swept up
         return record if self.is_running else None
 
-    async def start(self, launch: RayLaunch, on_begin: Callable[[], None] = lambda: None) -> RayRecord:
+    async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
         """Run `ray start`; what was started is on disk when this returns, if there is room for it.
 
         ``on_begin`` is called once nothing is in its way.

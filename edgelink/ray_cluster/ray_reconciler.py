@@ -49,8 +49,6 @@ class RayInputs:
     conditions: ConditionSet
     clock: Clock
     key: NodeKey
-    lease: Callable[[], Lease | None]
-    overlay_ready: Callable[[], bool]
     launcher: Launcher | None = None
     files: Files = AT_ONCE
 
@@ -61,7 +59,10 @@ class RayReconciler:
     name: ClassVar[str] = "ray"
     condition: ClassVar[str] = RAY_JOINED.name
 
-    def __init__(self, inputs: RayInputs) -> None:
+    def __init__(
+        self, inputs: RayInputs, *, lease: Callable[[], Lease | None], overlay_ready: Callable[[], bool]
+    ) -> None:
+        """``lease``: the lease that Ray is to run with. ``overlay_ready``: whether Ray may start."""
         self.wakeup = Wakeup()
         self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.launcher, inputs.files)
         self._config = inputs.config
@@ -69,8 +70,8 @@ class RayReconciler:
         self._conditions = inputs.conditions
         self._clock = inputs.clock
         self._key = inputs.key
-        self._lease = inputs.lease
-        self._overlay_ready = inputs.overlay_ready
+        self._lease = lease
+        self._overlay_ready = overlay_ready
         self._verified: RayRecord | None = None
         self._restarts = RestartPolicy(inputs.clock, first_s=1.0, cap_s=60.0)
         self._start_failure: RayClusterError | None = None  # shown while the next start is waited for

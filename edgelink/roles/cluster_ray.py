@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from edgelink.api.server import Caller, Route, route, stream_route
@@ -66,8 +67,14 @@ class ClusterRay:
 
             hint = "what is named goes on by itself; `edgelink status` there says what it waits for"
             timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
+            clock = self._node.clock
             async for report in follow(
-                rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, late=not_done(hint)
+                rows,
+                all_ready,
+                clock=clock,
+                timeout_s=timeout_s,
+                late=not_done(hint),
+                next_change=partial(clock.sleep, _LOOK_S),
             ):
                 yield report
             others = [node for node in self._runs.nodes() if not _is_asked(node, rank, before)]
@@ -130,7 +137,12 @@ class ClusterRay:
             hint = "the others' Ray ends when their daemons are back; `edgelink status` here says what holds ours up"
             clock = self._node.clock
             async for report in follow(
-                rows, lambda _rows: self._is_gone, clock=clock, timeout_s=timeout_s, late=not_done(hint)
+                rows,
+                lambda _rows: self._is_gone,
+                clock=clock,
+                timeout_s=timeout_s,
+                late=not_done(hint),
+                next_change=partial(clock.sleep, _LOOK_S),
             ):
                 yield report
             yield {"event": "done", "absent": [node.hostname for node in seen if not node.ready]}

@@ -31,7 +31,12 @@ class Edge(Node):
 
     def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
-        self._edge_ray = RayEdgeReconciler(self.ray_inputs(), cluster_spec=lambda: self.board.facts.cluster_spec)
+        self._edge_ray = RayEdgeReconciler(
+            self.ray_inputs(),
+            lease=self.lease_for_ray,
+            overlay_ready=self.is_overlay_ready,
+            cluster_spec=lambda: self.board.facts.cluster_spec,
+        )
         self._verbs = EdgeRay(self, self._edge_ray)
         self.attach(self._edge_ray, RayOccupants(self._edge_ray))
 

@@ -80,6 +80,8 @@ class Head(Node):
         self._nodes = Nodes(self, runs)
         self._head_ray = ray = RayHeadReconciler(
             self.ray_inputs(),
+            lease=self.lease_for_ray,
+            overlay_ready=self.is_overlay_ready,
             members=runs.gang.publishable,
             publish=self._publish,
             on_members=runs.ray_members_changed,

@@ -170,18 +170,15 @@ class Node(Member):
             conditions=self.conditions,
             clock=self.clock,
             key=self.key,
-            lease=self._coming_lease,
-            overlay_ready=lambda: self.overlay_ready,
             launcher=self.launcher,
             files=self.files,
         )
 
-    def _coming_lease(self) -> Lease | None:
+    def lease_for_ray(self) -> Lease | None:
         """The lease that Ray is to run with."""
         return self.board.facts.coming_lease or (self.membership.lease if self.membership else None)
 
-    @property
-    def overlay_ready(self) -> bool:
+    def is_overlay_ready(self) -> bool:
         """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
         if self.board.facts.coming_lease is not None:
             return False

@@ -10,7 +10,6 @@ from edgelink.clock import Clock
 from edgelink.errors import DeadlineError
 from edgelink.roles.readiness import NodeReadiness
 
-_LOOK_S = 0.25
 _SAY_AGAIN_S = 5.0  # how much time is left
 
 Rows = Sequence[NodeReadiness]
@@ -24,12 +23,12 @@ async def follow(
     clock: Clock,
     timeout_s: float,
     late: Late,
-    next_change: Callable[[], Awaitable[None]] | None = None,
+    next_change: Callable[[], Awaitable[None]],
     notes: Callable[[], list[str]] = list,
 ) -> AsyncIterator[dict[str, Any]]:
     """A ``waiting`` item whenever ``rows`` change, and every 5 s, until they are done.
 
-    ``next_change`` returns when they may have changed, and soon in any case; by default, four times a second.
+    ``next_change`` returns when they may have changed, and soon in any case.
     ``notes``: what else the caller has to know.
 
     Raises:
@@ -52,7 +51,7 @@ async def follow(
             return
         if left_s <= 0:
             raise late(now, timeout_s)
-        await (next_change() if next_change else clock.sleep(_LOOK_S))
+        await next_change()
 
 
 def not_done(hint: str) -> Late:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from edgelink.registry.payloads import Directory, DirectoryEntry
 
@@ -18,9 +18,14 @@ def could_take_part(directory: Directory | None) -> list[DirectoryEntry]:
     return ranked
 
 
-def rank_map(directory: Directory | None, takes: Callable[[DirectoryEntry], bool] = lambda _entry: True) -> Ranks:
-    """Who takes part, with dense node ranks in the order of the preferred ones; pure."""
-    return [(entry, rank) for rank, entry in enumerate(filter(takes, could_take_part(directory)))]
+def rank_map(directory: Directory | None, asked_for: Collection[str] = ()) -> Ranks:
+    """Who takes part, with dense node ranks in the order of the preferred ones; pure.
+
+    Args:
+        asked_for: the node ids of those that a run asks for. Empty: all take part.
+    """
+    taking_part = [entry for entry in could_take_part(directory) if not asked_for or entry.node_id in asked_for]
+    return [(entry, rank) for rank, entry in enumerate(taking_part)]
 
 
 def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:

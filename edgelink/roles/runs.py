@@ -127,10 +127,7 @@ class Runs:
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
         registry = self._node.registry
-        asked_for = self.lock.nodes
-        wanted = rank_map(
-            registry.directory if registry else None, lambda entry: not asked_for or entry.node_id in asked_for
-        )
+        wanted = rank_map(registry.directory if registry else None, self.lock.nodes)
         if registry is not None:
             wanted = keeping_addresses(wanted, self._ranks, self._node.board.facts.waiting)
         self._ranks = wanted
