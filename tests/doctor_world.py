@@ -74,6 +74,7 @@ class FakeProbes(Probes):
 
     def __init__(self) -> None:
         super().__init__()
+        self.programs: dict[str, str | Ran | Exception] = {"iw dev wlan0 get power_save": "Power save: off"}
         self.root = True
         self.spaces: dict[str, Space | Exception] = {}  # by the end of the path
         self.names = {"relay.example.org": Lookup(("198.51.100.1",), 0.01)}
@@ -100,6 +101,10 @@ class FakeProbes(Probes):
         self.python: Interpreter | Exception = Interpreter(Path("/opt/train/bin/python"), "3.11.2", "2.60.0", 1000)
         self.rows: list[dict[str, Any]] = []
         self.robots: list[Path] = []
+
+    def run(self, argv: Sequence[str]) -> Ran:
+        answer = _answer(self.programs.get(" ".join(argv), Ran(None, "No such file or directory")))
+        return answer if isinstance(answer, Ran) else Ran(answer)
 
     @property
     def is_root(self) -> bool:
@@ -189,8 +194,8 @@ class Machine:
         self.paths = Paths(root / "var/lib/edgelink", root / "run/edgelink", root / "etc/hosts")
         self.config: dict[str, Any] = {"ray": {"robot_ip": [ROBOT], "object_store_memory": GIB}}
         self.environ = {"HOME": "/home/alice", "PATH": "/usr/bin"}
-        self.programs: dict[str, str | Ran | Exception] = {"iw dev wlan0 get power_save": "Power save: off"}
         self.probes = FakeProbes()
+        self.programs = self.probes.programs
         self.daemon: dict[str, Any] = {
             "role": role,
             "version": __version__,
@@ -248,14 +253,9 @@ class Machine:
             daemons=self.daemons,
             proc_sys=self.root / "proc/sys",
             root=self.root,
-            run=self._run,
             probes=self.probes,
             config_file=self.root / "etc/edgelink/edgelink.yaml",
         )
-
-    def _run(self, argv: Sequence[str]) -> Ran:
-        answer = _answer(self.programs.get(" ".join(argv), Ran(None, "No such file or directory")))
-        return answer if isinstance(answer, Ran) else Ran(answer)
 
     def ask(self, check: Check) -> Finding:
         return check(self.surroundings)

@@ -402,7 +402,7 @@ async def test_a_daemon_that_was_killed_is_not_hidden_by_one_that_is_ready(
         assert (seen["ready"], "killed or hangs" in told, str(paths.node_socket) in told) == (False, True, True)
         assert told in " ".join(" ".join(status.lines(seen, 300)).split())
         with pytest.raises(DeadlineError, match="killed or hangs"):
-            await asyncio.to_thread(wait.wait_ready, paths, SystemClock(), 0.05)
+            await asyncio.to_thread(wait.wait_ready, paths, SystemClock(), 0.05, look=lambda: None)
 
 
 async def test_ping_asks_the_daemon_and_completion_too(tmp_path: Path) -> None:

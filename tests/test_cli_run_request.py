@@ -96,7 +96,7 @@ async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monke
     daemon = Daemon(socket)
     async with daemon.serving():
         request, grant = await granted(socket, said)
-        request.follow(grant["nodes"], Supervision(), DriverControl())
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
         daemon.hangs = True
         with pytest.raises(DaemonNotRunningError, match="did not answer"):
             await granted(socket, said)  # lasts as long as the first request may not be silent
@@ -113,7 +113,7 @@ async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path
     daemon, control = Daemon(socket), DriverControl()
     async with daemon.serving():
         request, grant = await granted(socket, said)
-        request.follow(grant["nodes"], Supervision(), control)
+        request.follow(grant["nodes"], Supervision(), control, lambda: None)
         assert daemon.bodies[0]["running"] is False
     await eventually(lambda: said)
     async with daemon.serving():
@@ -134,7 +134,7 @@ async def test_a_defect_of_the_daemon_costs_no_lock(tmp_path: Path) -> None:
     daemon = Daemon(socket)
     async with daemon.serving():
         request, grant = await granted(socket, said)
-        request.follow(grant["nodes"], Supervision(), DriverControl())
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
         daemon._news.put_nowait(DEFECTIVE)
         await eventually(lambda: len(daemon.bodies) == 2)
         assert daemon.bodies[1]["running"] is True
@@ -150,7 +150,7 @@ async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path) -> None:
     daemon = Daemon(socket)
     async with daemon.serving():
         request, grant = await granted(socket, said)
-        request.follow(grant["nodes"], Supervision(), DriverControl())
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
     slow, without_ray = ConfigError("did not answer within 20 s"), MissingDependencyError("has no Ray")
     daemon.refusals = [slow, slow, without_ray, slow]
     async with daemon.serving():
@@ -178,7 +178,7 @@ async def test_a_lock_that_does_not_come_back_is_given_up(tmp_path: Path, refusa
     daemon = Daemon(socket)
     async with daemon.serving():
         request, grant = await granted(socket, said)
-        request.follow(grant["nodes"], Supervision(), DriverControl())
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
     daemon.refusals = [refusal]
     async with daemon.serving():
         await eventually(lambda: not any(thread.name == "nodes" for thread in threading.enumerate()))
@@ -205,7 +205,7 @@ async def test_a_run_whose_log_is_full_keeps_its_lock(tmp_path: Path, monkeypatc
         request = RunRequest(socket, {"cluster": None, "timeout_s": 1.0}, lambda: RECORD, SystemClock(), say)
         async with daemon.serving():
             grant = await asyncio.to_thread(request.wait_until_granted, lambda _event: None)
-            request.follow(grant["nodes"], Supervision(), DriverControl())
+            request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
         async with daemon.serving():
             await eventually(lambda: len(daemon.bodies) == 2)
             request.close()
@@ -218,7 +218,7 @@ async def test_a_list_that_nobody_has_is_not_told_as_deaths(tmp_path: Path) -> N
     daemon = Daemon(tmp_path / "s")
     async with daemon.serving():
         request, grant = await granted(tmp_path / "s", said)
-        request.follow(grant["nodes"], Supervision(), DriverControl())
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
         daemon.tell({**node(None), "ray_known": False})
         daemon.tell(node("a"))
         daemon.tell({**node(None), "hostname": "renamed"})
@@ -242,7 +242,7 @@ async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Pat
                 loop.call_soon_threadsafe(ended.set)
 
         with control.attached(Signals()):  # type: ignore[arg-type]
-            request.follow(grant["nodes"], Supervision.of(None, "stop"), control)
+            request.follow(grant["nodes"], Supervision.of(None, "stop"), control, lambda: None)
             daemon.tell(node("b"))
             async with asyncio.timeout(20):
                 await ended.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -16,11 +16,22 @@ from edgelink.doctor import Surroundings, Verdict
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
 from edgelink.doctor.exposure import firewall_in_place, from_outside
-from edgelink.doctor.probes import Ran, run_program
+from edgelink.doctor.probes import Probes, Ran, run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
 
 EDGE = {"role": "edge", "ready": True, "phase": "Ready", "conditions": [], "ride_through_s": 300}
+
+
+class _Programs(Probes):
+    """Programs that print this, and nothing else."""
+
+    def __init__(self, printed: Mapping[str, str]) -> None:
+        super().__init__()
+        self._printed = printed
+
+    def run(self, argv: Sequence[str]) -> Ran:
+        return Ran(self._printed.get(" ".join(argv)))
 
 
 def surroundings(
@@ -45,7 +56,7 @@ def surroundings(
         daemons=daemons,
         proc_sys=directory,
         root=directory,
-        run=lambda argv: Ran((programs or {}).get(" ".join(argv))),
+        probes=_Programs(programs or {}),
     )
 
 

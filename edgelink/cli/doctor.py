@@ -21,7 +21,6 @@ from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check, name_of
 from edgelink.doctor.exposure import from_outside
-from edgelink.doctor.probes import run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
 from edgelink.wording import printable
@@ -105,7 +104,6 @@ def look_around(config_path: Path | None = None) -> Surroundings:
         silent=silent,
         proc_sys=host_tcp.PROC_SYS,
         root=Path("/"),
-        run=run_program,
         config_file=config_path or Path(os.environ.get("EDGELINK_CONFIG") or DEFAULT_CONFIG_FILE),
     )
 

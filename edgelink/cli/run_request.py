@@ -81,16 +81,15 @@ class RunRequest:
         nodes: list[dict[str, Any]],
         supervision: Supervision,
         control: DriverControl,
-        look: Callable[[], None] = lambda: None,
+        look: Callable[[], None],
     ) -> None:
         """From now on watch the nodes, and end the driver through ``control`` when ``supervision`` says so.
 
         ``look`` is called every few seconds, from another thread.
         """
         self.nodes = NodeWatch(nodes)
-        self._look = look
         threading.Thread(target=self._read, name="nodes", daemon=True).start()
-        threading.Thread(target=self._guard, args=(supervision, control), name="guard", daemon=True).start()
+        threading.Thread(target=self._guard, args=(supervision, control, look), name="guard", daemon=True).start()
 
     def tell_record(self) -> None:
         """Hand the account of the run to the daemon; one that is away gets it when the request is taken up again."""
@@ -159,13 +158,13 @@ class RunRequest:
             names = ", ".join(not_alive)
             self._say(f"not alive in Ray: {names}" if names else "all nodes are alive in Ray again")
 
-    def _guard(self, supervision: Supervision, control: DriverControl) -> None:
+    def _guard(self, supervision: Supervision, control: DriverControl, look: Callable[[], None]) -> None:
         told: tuple[str, ...] = ()
         for tick in itertools.count():
             if self._closing.wait(_TICK_S):
                 return
             if tick % _LOOK_EVERY == 0:
-                self._look()
+                look()
             now_s = self._clock.monotonic_s()
             with self._lock:
                 self.nodes.tick(now_s)

@@ -62,7 +62,7 @@ def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bo
     deadline_s = clock.monotonic_s() + timeout_s
     wanted = dict(goals)
     if wanted.pop(_READY, None):
-        wait_ready(paths, clock, timeout_s, as_json=as_json)
+        wait_ready(paths, clock, timeout_s, as_json=as_json, look=_look_at_nothing_else)
     if not wanted:
         _say({"event": "done"}, "", as_json=as_json)
     else:
@@ -75,7 +75,7 @@ def wait_ready(
     timeout_s: float,
     *,
     as_json: bool = False,
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[], None],
 ) -> None:
     """Return when this machine's daemons are Ready; says meanwhile what they wait for.
 
@@ -102,6 +102,10 @@ def wait_ready(
         if clock.monotonic_s() >= deadline_s:
             raise DeadlineError(f"not ready after {timeout_s:g} s: {line}", hint="`edgelink status` shows all of it")
         clock.block(_LOOK_S)
+
+
+def _look_at_nothing_else() -> None:
+    """`edgelink wait` looks at the daemons alone."""
 
 
 def _unmet(daemon: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgelink.config import Config, Paths
-from edgelink.doctor.probes import Probes, Ran
+from edgelink.doctor.probes import Probes
 from edgelink.errors import EdgelinkError
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
@@ -70,8 +70,8 @@ class Surroundings:
     """What the checks may look at. ``daemons``: the status of each that answers on this machine; ``silent``: what is
     to be said of each that does not, although its socket is there.
 
-    ``root``: the machine's files; ``run``: a program, TimeoutExpired where it does not end; ``probes``: what is asked
-    of the kernel and the network; ``config_file``: where the configuration was read from, whether it is there or not.
+    ``root``: the machine's files; ``probes``: what is asked of the kernel, the network and programs; ``config_file``:
+    where the configuration was read from, whether it is there or not.
     """
 
     config: Config
@@ -80,7 +80,6 @@ class Surroundings:
     daemons: Sequence[Mapping[str, Any]]
     proc_sys: Path
     root: Path
-    run: Callable[[Sequence[str]], Ran]
     probes: Probes = field(default_factory=Probes)
     config_file: Path | None = None
     silent: Sequence[str] = ()

@@ -194,10 +194,10 @@ def _about_ufw(surroundings: Surroundings, needed: Iterable[tuple[str, int]]) ->
 
 def _firewalld_is_on(surroundings: Surroundings) -> bool:
     """PermissionError: it runs, and does not talk to whoever asks."""
-    state = surroundings.run(["firewall-cmd", "--state"]).printed
+    state = surroundings.probes.run(["firewall-cmd", "--state"]).printed
     if state == "running" or surroundings.probes.is_root:
         return state == "running"
-    if surroundings.run(["systemctl", "is-active", "firewalld"]).printed == "active":
+    if surroundings.probes.run(["systemctl", "is-active", "firewalld"]).printed == "active":
         raise PermissionError
     return False
 
@@ -206,7 +206,7 @@ def _about_firewalld(surroundings: Surroundings, needed: Iterable[tuple[str, int
     """PermissionError likewise."""
 
     def told(*question: str) -> str:
-        answer = surroundings.run(["firewall-cmd", *question]).printed
+        answer = surroundings.probes.run(["firewall-cmd", *question]).printed
         if answer is None and not surroundings.probes.is_root:
             raise PermissionError
         return answer or ""

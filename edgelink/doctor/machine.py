@@ -186,7 +186,7 @@ def wifi_power_save(surroundings: Surroundings) -> Finding:
     device = surroundings.uplink
     if device is None or not surroundings.is_there(surroundings.root / "sys/class/net" / device / "wireless"):
         return skipped("the way to the Internet is no Wi-Fi")
-    answer = surroundings.run(["iw", "dev", device, "get", "power_save"])
+    answer = surroundings.probes.run(["iw", "dev", device, "get", "power_save"])
     if answer.printed is None:
         return skipped(f"`iw dev {device} get power_save` does not say: {answer.complaint}")
     if answer.printed.endswith("on"):
@@ -213,7 +213,7 @@ def gpu(surroundings: Surroundings) -> Finding:
     if not devices:
         return _without_device(surroundings, wanted)
     try:
-        answer = surroundings.run(["nvidia-smi", f"--query-gpu={_ASKED_OF_CARDS}", "--format=csv,noheader"])
+        answer = surroundings.probes.run(["nvidia-smi", f"--query-gpu={_ASKED_OF_CARDS}", "--format=csv,noheader"])
     except TimeoutExpired as error:
         return limited(
             f"nvidia-smi has not answered within {error.timeout:g} s: each question waits until the driver has started "

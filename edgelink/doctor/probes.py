@@ -93,6 +93,10 @@ class Probes:
     def is_root(self) -> bool:
         return os.geteuid() == 0
 
+    def run(self, argv: Sequence[str]) -> Ran:
+        """What a program prints, or why it does not. Raises TimeoutExpired as :func:`run_program`."""
+        return run_program(argv)
+
     def space(self, path: Path) -> Space:
         """Raises OSError; PermissionError where this user may not look so far."""
         try:

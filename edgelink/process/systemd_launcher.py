@@ -52,7 +52,7 @@ _ADDED = frozenset(
 )
 _log = get_logger("systemd")
 
-Run = Callable[..., Awaitable[tuple[int, str]]]
+RunCommand = Callable[..., Awaitable[tuple[int, str]]]
 
 
 class _LateError(ProcessStartError):
@@ -62,7 +62,7 @@ class _LateError(ProcessStartError):
 class SystemdLauncher:
     """``daemon_unit`` is stopped before what is started here when the machine shuts down: it knows the order."""
 
-    def __init__(self, paths: Paths, clock: Clock, daemon_unit: str = "", run: Run = run_command) -> None:
+    def __init__(self, paths: Paths, clock: Clock, daemon_unit: str = "", run: RunCommand = run_command) -> None:
         self._directory = paths.runtime / "units"
         self._instance = _instance(paths)
         self._clock = clock
