@@ -153,13 +153,14 @@ def _stored_parameters(function: _Function, where: str, names: Names) -> Iterato
 def _made_here(function: _Function) -> dict[str, str]:
     """Local variables that hold an object made in this function: name → class."""
     return {
-        node.targets[0].id: node.value.func.id
+        target.id: node.value.func.id
         for node in ast.walk(function)
         if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.Call)
         and isinstance(node.value.func, ast.Name)
         and node.value.func.id[:1].isupper()
+        for target in node.targets
+        if isinstance(target, ast.Name)
     }
 
 

@@ -35,6 +35,7 @@ def test_late_bound_callables_become_fewer() -> None:
         ("a.also |= {'x': self.tell}", "a.also |= …"),
         ("a.more.append(self.tell)", "a.more.append(…)"),
         ("part = Part()\n  a.part = part", "a.part = …"),
+        ("self.part = part = Part()\n  a.part = part", "a.part = …"),
         ("b = replace(a, use=self.tell)", "replace(…, use=…)"),
         ("self.told = lambda: True", "slot self.told"),
         ("self.told: Told | None = None", "slot self.told"),
