@@ -1,10 +1,16 @@
-"""Whose Ray the head buries under a run in progress."""
+"""Whose Ray the head buries under a run in progress, and what is left of that run when the head's daemon ends."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from edgelink.api.server import Caller
+from edgelink.config import Config, Paths
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import NetworkState
-from edgelink.roles.head import put_out
+from edgelink.roles.head import head_of, put_out
+from edgelink.testing import FakeClock
 
 
 def test_only_who_was_put_out_is_buried() -> None:
@@ -14,3 +20,12 @@ def test_only_who_was_put_out_is_buried() -> None:
     state = NetworkState(network_id="n", generation=0, number=1, secret_epoch=2, revoked=(stolen, earlier))
     assert put_out([healthy, stolen], state) == {stolen}
     assert put_out([healthy, stolen], None) == set()
+
+
+async def test_a_daemon_that_is_asked_to_end_leaves_the_lock_to_the_next_one(tmp_path: Path) -> None:
+    """The run's request is closed by the daemon's end and not by the run."""
+    paths, clock = Paths(tmp_path / "state", tmp_path / "run"), FakeClock()
+    daemon = head_of(Config(), paths, clock, None)
+    with daemon._runs.lock.held_by(Caller(os.getpid(), 0, 0)):
+        daemon.stop_request.request()
+    assert head_of(Config(), paths, clock, None).conditions.is_true("DriverRunning")
