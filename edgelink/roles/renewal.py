@@ -29,7 +29,7 @@ from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import seal
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.requests import Answer, Ask, Renew
+from edgelink.registry.requests import Answer, Question, Renew
 from edgelink.timeouts import timeout
 
 WITHIN_S = 30.0
@@ -68,7 +68,7 @@ class Channel(Protocol):
     def require_understood(self) -> None:
         """Raises RegistryError when the relay of this session cannot be asked anything."""
 
-    async def ask(self, ask: Ask, *, in_one_session: bool = False) -> Answer:
+    async def ask(self, ask: Question, *, in_one_session: bool = False) -> Answer:
         """The registry's answer. Raises RegistryError when there is none."""
 
 
