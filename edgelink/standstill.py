@@ -6,9 +6,10 @@ what was known of them is worth nothing, and everything has to be looked at at o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 from edgelink.clock import Clock
+from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 
 _LOOK_S = 1.0
@@ -16,15 +17,18 @@ _TOLERANCE_S = 3.0  # a busy machine may keep us waiting
 _STEP_S = 2.0
 _log = get_logger("clock")
 
+STANDSTILLS: Final[Fact[int]] = Fact("standstills")
+
 
 class Standstill:
-    """Calls ``on_standstill`` with the length in seconds, at most ``_LOOK_S`` after its end."""
+    """Counts standstills on the board, each at most ``_LOOK_S`` after its end."""
 
-    def __init__(self, clock: Clock, on_standstill: Callable[[float], None]) -> None:
+    def __init__(self, board: Board[Any], clock: Clock) -> None:
+        self._board = board
+        self._put = board.claim(STANDSTILLS, "standstill")
         self._clock = clock
-        self._on_standstill = on_standstill
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Watch until cancelled."""
         boot_s, wall_s = self._clock.boottime_s(), self._clock.now().timestamp()
         while True:
@@ -35,4 +39,4 @@ class Standstill:
                 _log.warning("clock.stepped", by_s=round(stepped_s - passed_s, 1))
             if passed_s - _LOOK_S > _TOLERANCE_S:
                 _log.warning("daemon.stood_still", for_s=round(passed_s - _LOOK_S, 1))
-                self._on_standstill(passed_s - _LOOK_S)
+                self._put(self._board.facts.standstills + 1)

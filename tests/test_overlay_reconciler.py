@@ -248,6 +248,21 @@ async def test_without_permission_nothing_is_started_and_what_runs_goes_on(world
     assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_after_a_standstill_somebody_has_to_answer(world: World, *, answers: bool) -> None:
+    """Its connections may have been cut without a trace; they are asked for at once."""
+    await world.up()
+    world.given(last_answer_s=world.clock.monotonic_s(), standstills=1)
+    assert world.reconciler.wakeup.is_set
+    again_s = await world.reconciler.reconcile()
+    await world.clock.advance(again_s / 2)
+    if answers:
+        world.given(last_answer_s=world.clock.monotonic_s())
+    await world.clock.advance(again_s / 2)
+    await world.reconciler.reconcile()
+    assert world.process.stops == (0 if answers else 1)
+
+
 async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
     """The first unasked end after a confirmed start costs no pause."""
     await world.up()

@@ -123,6 +123,19 @@ async def test_only_answers_count_as_reachable() -> None:
     assert network.board.facts.peers_connected
 
 
+@pytest.mark.parametrize("change", [{"standstills": 1}, {"echo_wishes": 1}, {"is_metered": True}])
+async def test_what_makes_all_knowledge_doubtful_has_everybody_asked(change: dict[str, object]) -> None:
+    """A sleep, another uplink, one that costs by the byte: nobody waits until it is due."""
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    since_s = network.clock.monotonic_s()
+    give(network.board, **change)
+    assert network.peers.wakeup.is_set
+    await network.peers.reconcile()
+    assert set(network.asked_since(since_s)) == {RELAY, CLOUD}
+
+
 async def test_one_lost_packet_is_no_outage() -> None:
     network = node()
     network.alive = {RELAY, CLOUD}

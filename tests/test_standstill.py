@@ -10,12 +10,17 @@ from structlog.testing import capture_logs
 
 from edgelink.standstill import Standstill
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 
 class Watched:
     def __init__(self) -> None:
-        self.clock, self.found = FakeClock(), list[float]()
-        self.standstill = Standstill(self.clock, self.found.append)
+        self.clock, self.board = FakeClock(), board_with()
+        self.standstill = Standstill(self.board, self.clock)
+
+    @property
+    def count(self) -> int:
+        return self.board.facts.standstills
 
 
 @pytest.fixture
@@ -29,12 +34,14 @@ async def watched() -> AsyncIterator[Watched]:
 
 async def test_a_sleep_is_told_once_and_with_its_length(watched: Watched) -> None:
     """Within a second of the machine's being awake again, whatever its timers think."""
-    assert watched.found == []
+    assert watched.count == 0
     watched.clock.sleep_machine(3600)
-    await watched.clock.advance(1)
-    assert watched.found == [pytest.approx(3600)]
+    with capture_logs() as logs:
+        await watched.clock.advance(1)
+    assert [(entry["event"], entry["for_s"]) for entry in logs] == [("daemon.stood_still", pytest.approx(3600))]
+    assert watched.count == 1
     await watched.clock.advance(60)
-    assert len(watched.found) == 1
+    assert watched.count == 1
 
 
 async def test_a_stepped_wall_clock_is_logged_and_wakes_nobody(watched: Watched) -> None:
@@ -47,4 +54,4 @@ async def test_a_stepped_wall_clock_is_logged_and_wakes_nobody(watched: Watched)
         ("clock.stepped", 50 * 365 * 86400),
         ("clock.stepped", -7200),
     ]
-    assert watched.found == []
+    assert watched.count == 0

@@ -68,6 +68,7 @@ class Inputs:
     easytier_may_start: bool
     restart_for_relays: Wish
     restart_for_pair: Wish
+    standstills: int
 
     @property
     def wishes(self) -> tuple[Wish, ...]:
@@ -138,6 +139,7 @@ class OverlayReconciler:
         self._fault_since_s: float | None = None
         self._failure = ""
         self._served = tuple(wish.count for wish in self._now.wishes)
+        self._standstills = self._now.standstills  # that were seen to
         links.watch(config.device, self.guard.doubts, self.wakeup)
         links.watch_uplinks(config.device, self.wakeup)
 
@@ -159,6 +161,9 @@ class OverlayReconciler:
 
     async def reconcile(self) -> float:
         spec = self._now.overlay_spec
+        if (standstills := self._now.standstills) != self._standstills:
+            self._standstills = standstills
+            self._uplink.stood_still()
         if spec is None:
             self._down("NoLease", "this node has no lease yet, so it has no overlay address")
             return _LOOK_S
@@ -353,11 +358,6 @@ class OverlayReconciler:
         except OverlayAddressError as error:
             return f"{error.message}: addresses that both have lead to one of them only"
         return ""
-
-    def stood_still(self) -> None:
-        """The machine slept or stood still: look at everything, and trust no connection before somebody answers."""
-        self._uplink.stood_still()
-        self.wakeup.set()
 
     async def _restart_for(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
         """EasyTier notices nothing of it and would go on without a device for ever."""

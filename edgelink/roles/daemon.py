@@ -86,6 +86,7 @@ class Daemon(ABC):
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self.files = StateFiles(self.conditions)
         self.board = board_of(config)
+        self._standstill = Standstill(self.board, clock)
         self._put_overlay_is_up = self.board.claim(OVERLAY_IS_UP, "overlay")
         self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
@@ -199,14 +200,10 @@ class Daemon(ABC):
             tasks.create_task(self._tables.run(), name="nft-watch")
             tasks.create_task(run_reconciler(self.exposure, self.conditions, self.clock), name="exposure")
         tasks.create_task(self.recorder.run(), name="recorder")
-        tasks.create_task(Standstill(self.clock, self.stood_still).run(), name="standstill")
+        tasks.create_task(self._standstill.run(), name="standstill")
 
     def before_end(self) -> None:  # noqa: B027 - most daemons keep nothing
         """The daemon ends, because somebody asked for it or because it crashed: keep what the next one goes on with."""
-
-    def stood_still(self, _for_s: float) -> None:
-        """The machine slept, or this daemon was held up: look at everything at once."""
-        self.parts.overlay.stood_still()
 
     def ride_through_s(self) -> int:
         """What is known of how long an outage may be."""

@@ -46,7 +46,8 @@ class Edge(Node):
         yield self._verbs.route()
 
     def named_nodes(self) -> set[str]:
-        return self.needed()
+        known = self.board.facts.targets
+        return set() if known is None else set(known.all)
 
     def dead_ray_node_id(self) -> str | None:
         return self._edge_ray.dead_ray_node_id

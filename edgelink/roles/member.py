@@ -168,10 +168,6 @@ class Member(Daemon):
         if self.registry is not None:
             self.registry.send(topic, payload)
 
-    def stood_still(self, for_s: float) -> None:
-        super().stood_still(for_s)
-        self.peers.stood_still()
-
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
         membership = await self._become_member()
@@ -392,8 +388,3 @@ class Member(Daemon):
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
         self.publish_status()
-
-    def needed(self) -> set[str]:
-        """The hostnames of the nodes that this one asks, as far as they are known."""
-        known = self.board.facts.targets
-        return set() if known is None else set(known.all)

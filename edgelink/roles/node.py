@@ -49,6 +49,7 @@ class RayReads:
     network: NetworkTold
     peers_connected: bool
     host_patience_s: int | None
+    standstills: int
 
 
 class RayReconciler(Reconciler, Protocol):
@@ -152,10 +153,6 @@ class Node(Member):
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         """What runs for the daemon's life beside the overlay, the registry's session and Ray."""
         tasks.create_task(self._names.run(), name="overlay-names")
-
-    def stood_still(self, for_s: float) -> None:
-        super().stood_still(for_s)
-        self.wake()
 
     def wake(self) -> None:
         """Have this node's Ray look at what is wanted of it."""

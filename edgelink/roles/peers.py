@@ -118,6 +118,7 @@ class Around:
     targets: Targets | None
     is_metered: bool
     echo_wishes: int
+    standstills: int
 
 
 class PeersReconciler:
@@ -145,8 +146,7 @@ class PeersReconciler:
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._put_answering = board.claim(ANSWERING, self.name)
         self._put_nobody_answers = board.claim(NOBODY_ANSWERS, self.name)
-        self._wishes = 0  # that were seen to
-        self._is_metered = board.select(Around).is_metered  # as of the last look
+        self._seen = board.select(Around)  # as of the last look
         board.read(Around, self.name, self.wakeup)
         self._known: dict[str, _Known] = {}
         self._conditions = conditions
@@ -205,14 +205,10 @@ class PeersReconciler:
                 self._known[name].due_s = min(self._known[name].due_s, now_s)
         self.wakeup.set()
 
-    def stood_still(self) -> None:
-        """This machine slept: what was known of the others is worth nothing, ask at once."""
-        self.ask_now()
-
     async def reconcile(self) -> float:
         now = self._board.select(Around)
-        if (now.echo_wishes, now.is_metered) != (self._wishes, self._is_metered):
-            self._wishes, self._is_metered = now.echo_wishes, now.is_metered
+        before, self._seen = self._seen, now
+        if _reasons_to_ask(now) != _reasons_to_ask(before):
             self.ask_now()
         if now.overlay_spec is None or not now.overlay_is_up:
             self._know({})
@@ -293,7 +289,7 @@ class PeersReconciler:
 
     def _cadence(self, name: str, targets: Targets) -> Cadence:
         """The longer periods where a question costs money at either end."""
-        return METERED if self._is_metered or name in targets.metered else Cadence()
+        return METERED if self._seen.is_metered or name in targets.metered else Cadence()
 
     def _again_s(self, known: _Known, targets: Targets, name: str) -> float:
         """The pause after a question that nobody answered."""
@@ -339,7 +335,7 @@ class PeersReconciler:
     def _metered_in_words(self, targets: Targets) -> str:
         """Who is asked seldom, and therefore missed late."""
         every = f"asked every {METERED.needed_s:g} s"
-        if self._is_metered:
+        if self._seen.is_metered:
             return f"; metered: {every}"
         names = [name for name in targets.counted if name in targets.metered]
         return f"; metered: {few(names, most=_MOST_NAMED)}, {every}" if names else ""
@@ -380,6 +376,11 @@ class PeersReconciler:
 
     def _with_address(self, name: str) -> str:
         return f"{name} ({self._known[name].overlay_ip})"
+
+
+def _reasons_to_ask(now: Around) -> tuple[int, int, bool]:
+    """What has everybody asked at once when it changes. After a sleep, what is known of the others is worth nothing."""
+    return now.echo_wishes, now.standstills, now.is_metered
 
 
 def _patience_s(known: _Known) -> float:
