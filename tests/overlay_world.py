@@ -16,6 +16,7 @@ from edgelink.errors import (
     PrivateFilesError,
 )
 from edgelink.facts.board import Board
+from edgelink.facts.derive import Confirmed, easytier_as_wanted
 from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
@@ -182,6 +183,10 @@ class World:
     def given(self, **facts: Any) -> None:
         """What other parts of the daemon say."""
         give(self.board, **facts)
+
+    @property
+    def runs_as_wanted(self) -> bool | None:
+        return easytier_as_wanted(self.board.select(Confirmed))
 
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
         self.mended.append(name)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from registry_world import ADDRESSES, World
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
+from edgelink.facts.part import Part, run_part
 from edgelink.files import AT_ONCE
-from edgelink.reconcile import run_reconciler
 from edgelink.registry.dynamic_security import ADMIN
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
@@ -26,7 +27,7 @@ from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login
-from edgelink.roles.secret_epochs import SecretEpochs
+from edgelink.roles.secret_epochs import RobotHold, SecretEpochs
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import GivenBoard, board_with
 from edgelink.testing.registry_client import ADMITTED, LoneClient
@@ -46,12 +47,6 @@ class FakeBroker:
 
     async def restart(self) -> None:
         raise AssertionError("nothing here needs fresh files")
-
-
-class FakeOverlay:
-    """An EasyTier that runs with whatever the membership says, at once."""
-
-    runs_as_wanted: bool | None = True
 
 
 @dataclass
@@ -77,6 +72,8 @@ class Member:
     conditions: ConditionSet
     epochs: SecretEpochs
     hold: FakeHold
+    robot: RobotHold
+    following: asyncio.Task[None] | None = None  # its part of the secret, while its daemon runs
 
     @property
     def membership(self) -> Membership:
@@ -102,7 +99,8 @@ class Member:
 
     def turn_deaf(self) -> None:
         """From now on it follows nothing that it is told of the secret."""
-        self.epochs._client = lambda: None
+        assert self.following is not None
+        self.following.cancel()
 
 
 class Network:
@@ -181,13 +179,12 @@ class Network:
         epochs = SecretEpochs(
             board=board,
             store=store,
-            client=lambda: client,
-            overlay=FakeOverlay(),
-            hold=hold,
+            registry=client,
+            hook=hold,
             conditions=conditions,
             clock=clock,
         )
-        member = Member(key, paths, board, client, conditions, epochs, hold)
+        member = Member(key, paths, board, client, conditions, epochs, hold, RobotHold(board=board, hook=hold))
         client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready", features=(FOLLOWS_SECRETS,)))
         return member
 
@@ -213,24 +210,26 @@ class Network:
 
 @asynccontextmanager
 async def daemon(member: Member) -> AsyncIterator[None]:
-    """Its session and its reconciler; time passes for its own clock, so that it never waits long."""
+    """Its session and its parts; time passes for its own clock, so that it never waits long.
+
+    Its EasyTier runs with whatever the membership says, a moment later.
+    """
+    clock = member.client._clock
+    assert isinstance(clock, FakeClock)
 
     async def tick() -> None:
-        clock = member.client._clock
-        assert isinstance(clock, FakeClock)
         while True:
             await clock.advance(0.1)
+            spec = member.board.facts.overlay_spec
+            member.board.given(confirmed_config="" if spec is None else spec.config_hash)
             await asyncio.sleep(0.001)
 
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            member.client.run(),
-            run_reconciler(member.epochs, member.conditions, member.client._clock),
-            member.epochs.run(),
-            tick(),
-        )
-    ]
+    def run(part: Part[Any, Any]) -> asyncio.Task[None]:
+        return asyncio.create_task(run_part(part, member.board, member.conditions, clock))
+
+    member.following = run(member.epochs)
+    session, ticking = asyncio.create_task(member.client.run()), asyncio.create_task(tick())
+    tasks = [session, ticking, run(member.robot), member.following]
     try:
         yield
     finally:

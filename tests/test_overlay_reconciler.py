@@ -108,14 +108,14 @@ async def test_a_running_easytier_with_another_configuration_is_replaced(paths: 
 async def test_what_could_not_be_started_anew_is_not_stopped(world: World) -> None:
     """Another secret, and easytier-core was removed: what runs goes on, and the condition says what is missing."""
     await world.up()
-    assert world.reconciler.runs_as_wanted is True
+    assert world.runs_as_wanted is True
     world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
 
     def removed() -> EasyTierBinary:
         raise EasyTierNotFoundError("removed")
 
     world.reconciler._core._binary = removed
-    assert world.reconciler.runs_as_wanted is False
+    assert world.runs_as_wanted is False
     with pytest.raises(EasyTierNotFoundError):
         await world.reconciler.reconcile()
     assert (world.process.stops, world.process.is_running) == (0, True)
@@ -200,10 +200,10 @@ async def test_another_secret_is_confirmed_by_its_own_device(world: World) -> No
     world.links.state = LinkState()
     await world.reconciler.reconcile()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
-    assert world.reconciler.runs_as_wanted is False
+    assert world.runs_as_wanted is False
     world.links.state = UP
     await world.reconciler.reconcile()
-    assert world.reconciler.runs_as_wanted is True
+    assert world.runs_as_wanted is True
 
 
 async def test_a_start_that_is_under_way_waits_for_its_device(world: World) -> None:

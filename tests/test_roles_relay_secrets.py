@@ -24,7 +24,7 @@ from edgelink.registry.transport import Message
 from edgelink.roles import bootstrap
 from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.testing import FakeClock, eventually
-from edgelink.testing.facts import pretend
+from edgelink.testing.facts import board_with, pretend
 
 ROOT = Caller(pid=1, uid=0, gid=0)
 
@@ -55,7 +55,8 @@ class Relay:
         self.clock: Clock = SystemClock()
         self.conditions = ConditionSet(self.clock, [], [RelaySecrets.condition])
         self.key = network.relay
-        self.parts = SimpleNamespace(overlay=SimpleNamespace(runs_as_wanted=True))
+        self.board = board_with()
+        pretend(self.board, easytier_as_wanted=True)
         self.store, self.authority, self.registry = network.world.store, network.world.authority, network.service
         self.secrets = RelaySecrets(self)  # type: ignore[arg-type]
         network.on_secret_step = self.secrets.overlay_changed

@@ -21,6 +21,7 @@ from edgelink.registry.rotation import HeldSecret
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
 OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
 EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
+EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
 
@@ -44,6 +45,7 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 
     board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
     board.derive(EASYTIER_MAY_START, "permission", Permission, easytier_may_start)
+    board.derive(EASYTIER_AS_WANTED, "comparison", Confirmed, easytier_as_wanted)
 
 
 def derive_peers(board: Board[Facts], config: Config) -> None:
@@ -82,6 +84,21 @@ class Permission:
 def easytier_may_start(now: Permission) -> bool:
     """Whether EasyTier may be started on this machine. One that runs goes on."""
     return now.admission.may_start
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What :func:`easytier_as_wanted` depends on."""
+
+    overlay_spec: OverlaySpec | None
+    confirmed_config: str | None
+
+
+def easytier_as_wanted(now: Confirmed) -> bool | None:
+    """Whether EasyTier is confirmed to run as its specification says. None: another daemon of this machine knows."""
+    if now.overlay_spec is None:
+        return False
+    return None if now.confirmed_config is None else now.confirmed_config == now.overlay_spec.config_hash
 
 
 @dataclass(frozen=True)

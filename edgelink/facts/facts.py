@@ -19,7 +19,7 @@ from edgelink.registry.lease_watch import HeardLease
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
-from edgelink.registry.rotation import HeldSecret
+from edgelink.registry.rotation import HeldSecret, HookAnswer
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Facts:
         next_lease: the newest lease of this node that was heard in this daemon's life.
         coming_lease: a lease on disk that comes into use once Ray has ended.
         kept_secret: the network's secret that the daemon still runs with although another one is on disk.
+        hook_answer: what this robot's hook has answered, and to which change of the secret.
         tries_next_secret: EasyTier is to run on the next secret, because nobody is heard on the present one.
         running: the membership that the daemon runs with. Derived.
         admission: what this machine may do before the registry has said that it is the node.
@@ -58,6 +59,9 @@ class Facts:
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
         overlay_is_up: the overlay's device is confirmed.
+        confirmed_config: the hash of the configuration that EasyTier is confirmed to run with. "": none runs that is
+            confirmed. None: another daemon of this machine runs EasyTier, and knows.
+        easytier_as_wanted: EasyTier is confirmed to run as its specification says. None: another daemon knows. Derived.
         easytier_ends: how often an EasyTier of this daemon has ended.
         restart_for_relays: EasyTier is to be started anew to dial relays that it could not be told of.
         restart_for_pair: EasyTier is to be started anew for a node that it has lost.
@@ -73,6 +77,7 @@ class Facts:
     next_lease: HeardLease | None = None
     coming_lease: Lease | None = None
     kept_secret: HeldSecret | None = None
+    hook_answer: HookAnswer | None = None
     tries_next_secret: bool = False
     running: Membership | None = None
     admission: Admission = field(default_factory=Admission)
@@ -98,6 +103,8 @@ class Facts:
     overlay_spec: OverlaySpec | None = None
     easytier_may_start: bool = False
     overlay_is_up: bool = False
+    confirmed_config: str | None = ""
+    easytier_as_wanted: bool | None = False
     easytier_ends: int = 0
     restart_for_relays: Wish = field(default_factory=Wish)
     restart_for_pair: Wish = field(default_factory=Wish)

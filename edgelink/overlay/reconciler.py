@@ -58,6 +58,7 @@ _log = get_logger("overlay")
 
 
 EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
+CONFIRMED_CONFIG: Final[Fact[str | None]] = Fact("confirmed_config")
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class OverlayReconciler:
         self.wakeup = Wakeup()
         self._board = board
         self._put_ends = board.claim(EASYTIER_ENDS, self.name)
+        self._put_confirmed = board.claim(CONFIRMED_CONFIG, self.name)
         board.read(Inputs, self.name, self.wakeup)
         self._config = config
         self._process = process
@@ -202,19 +204,6 @@ class OverlayReconciler:
             await self._fence.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
-
-    @property
-    def runs_as_wanted(self) -> bool | None:
-        """Whether EasyTier is confirmed to run with the present configuration; None: another daemon of this machine
-        runs it, and knows."""
-        spec = self._now.overlay_spec
-        if spec is None or self._config.kind == "existing":
-            return spec is not None and self._conditions.is_true(self.condition)
-        if self._is_others:
-            return None
-        return (
-            self._confirmed is not None and self._process.is_running and self._process.config_hash == spec.config_hash
-        )
 
     def _adopt(self) -> None:
         if self._has_adopted:
@@ -391,8 +380,17 @@ class OverlayReconciler:
             ours = (self.guard.caveat, self._fence.caveat, self._congestion.caveat)
             parts = (self._core.caveat, self._core.version_note, *ours, *caveats)
             message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
+            self._put_confirmed(spec.config_hash if self._config.kind == "existing" else self._confirmed_config)
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
         return _LOOK_S
 
+    @property
+    def _confirmed_config(self) -> str | None:
+        """See the fact. It is on the board before the condition changes, whose readers look at it."""
+        if self._is_others:
+            return None
+        return self._process.config_hash if self._confirmed is not None and self._process.is_running else ""
+
     def _down(self, reason: str, message: str) -> None:
+        self._put_confirmed(self._confirmed_config)
         self._conditions.set_false(self.condition, reason, message)

@@ -18,7 +18,7 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger, hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState, Rotation
 from edgelink.registry.refusals import OUTDATED
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.topics import Topics
@@ -52,6 +52,12 @@ class NetworkTold:
     is_revoked: bool = False
     revoked_ips: tuple[IPv4Address, ...] = ()
     is_on_disk: bool = True
+
+    @property
+    def preparing(self) -> Rotation | None:
+        """The change of the secret that all nodes are being prepared for."""
+        rotation = None if self.state is None else self.state.rotation
+        return rotation if rotation is not None and rotation.phase == "prepare" else None
 
 
 class NetworkWatch:

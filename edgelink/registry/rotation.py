@@ -162,3 +162,14 @@ class HeldSecret:
         if other.next_epoch is not None and other.next_secret is not None and other.next_epoch > held.epoch:
             return replace(held, next_epoch=other.next_epoch, next_secret=other.next_secret)
         return held
+
+
+@dataclass(frozen=True)
+class HookAnswer:
+    """The last answer of a robot's hook, and the change of the secret that it was asked about.
+
+    ``why``: why the network goes on without the hook's word. Empty: the hook has said that it may.
+    """
+
+    rotation_id: str
+    why: str = ""

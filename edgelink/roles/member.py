@@ -29,7 +29,7 @@ from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
 from edgelink.overlay.punching import PunchLimit, uplinks_of
 from edgelink.ray_cluster.versions import Versions
-from edgelink.reconcile import Wakeup, run_reconciler
+from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.inbox import Inbox
@@ -58,7 +58,7 @@ from edgelink.roles.pairs import PairsReconciler, robot_moves
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
-from edgelink.roles.secret_epochs import SecretEpochs
+from edgelink.roles.secret_epochs import RobotHold, SecretEpochs
 from edgelink.roles.secret_trial import SecretTrial
 from edgelink.roles.session_parts import (
     HOLDERS,
@@ -125,15 +125,6 @@ class Member(Daemon):
         )
         self._uplink_changed = Wakeup()
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)
-        self.secret_epochs = SecretEpochs(
-            board=self.board,
-            store=self.store,
-            client=lambda: self.registry,
-            overlay=self.parts.overlay,
-            hold=HoldHook(config, self.clock),
-            conditions=self.conditions,
-            clock=clock,
-        )
         self.renewal: Renewal | None = None
         self.occupants: Occupants = NoOccupants()
         self._silences, self._easytier_deaths = Inbox(), Inbox()
@@ -174,21 +165,21 @@ class Member(Daemon):
         self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
         await self.meter.look()
         self.build(membership, Life(await machine_parts(membership.network_id)))
-        self.secret_epochs.refuse_revoked()
+        self._secret_epochs.refuse_revoked()
         self.start_parts(tasks)
         tasks.create_task(self.follow_labels(), name="status")
         return membership
 
     def build(self, membership: Membership, life: Life) -> None:
         """Make what needs a membership. Every fact of this node has its writer then."""
-        self._leases = LeaseFollower(
+        leases = LeaseFollower(
             board=self.board,
             store=self.store,
             occupants=self.occupants,
             conditions=self.conditions,
             clock=self.clock,
         )
-        self._leases.begin()
+        leases.begin()
         context = client_context(membership.ca_pem, membership.network_id)
         self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
@@ -235,13 +226,24 @@ class Member(Daemon):
         )
         channel = self.registry.channel
         self.renewal = Renewal(board=self.board, store=self.store, channel=channel, clock=self.clock)
+        hook = HoldHook(self.config, self.clock)
+        self._secret_epochs = SecretEpochs(
+            board=self.board,
+            store=self.store,
+            registry=self.registry,
+            hook=hook,
+            conditions=self.conditions,
+            clock=self.clock,
+        )
         trial = SecretTrial(board=self.board, overlay=self.parts, clock=self.clock)
         self._parts: list[Part[Any, Any]] = [
             SessionTeller(self.board),
             RelayFollower(self.board, self.store),
             claimant,
-            self._leases,
+            leases,
             self.renewal,
+            self._secret_epochs,
+            RobotHold(board=self.board, hook=hook),
             *([trial] if self.config.overlay.kind == "easytier" else []),
         ]
         self.board.require_writers(set() if self.role is Role.HEAD else {"run_members"})
@@ -256,8 +258,6 @@ class Member(Daemon):
         tasks.create_task(self.registry.run(), name="registry")
         for part in self._parts:
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
-        tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
-        tasks.create_task(self.secret_epochs.run(), name="revocation")
         if self.config.overlay.kind == "easytier" and self.config.firewall.enabled:
             tasks.create_task(self._punch_limit.run(), name=self._punch_limit.name)
         tasks.create_task(self.reports.run(), name="reports")

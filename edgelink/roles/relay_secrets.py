@@ -13,6 +13,8 @@ from edgelink.clock import Clock
 from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet
 from edgelink.errors import DeadlineError, RegistryUnavailableError, UntrustedError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import NodeKey
@@ -24,7 +26,6 @@ from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, Rot
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
-from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 0.1
 _CHANGED_S = 30.0  # for the nodes that are online to run on the new secret
@@ -40,7 +41,7 @@ class Holder(Protocol):
     clock: Clock
     conditions: ConditionSet
     key: NodeKey
-    parts: OverlayParts
+    board: Board[Facts]
     store: RegistryStore
     authority: Authority
     registry: RegistryService
@@ -99,7 +100,7 @@ class RelaySecrets:
         holder, rotations = self._holder, self._holder.authority.rotations
         assert holder.membership is not None
         epoch = holder.membership.held.epoch
-        if holder.parts.overlay.runs_as_wanted:
+        if holder.board.facts.easytier_as_wanted:
             rotations.note(
                 NetworkAnswer(
                     network_id=holder.membership.network_id,
