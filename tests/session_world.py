@@ -86,11 +86,14 @@ class Follower:
             self.clock,
             cache=cache,
             files=self.files,
-            reload=lambda: self.board.given(membership=self.on_disk),
+            store=self,
             transport=network.transport,
             easytier_deaths=self.easytier_deaths,
         )
         self.board = self.client.board
+
+    def reload(self) -> None:
+        self.board.given(membership=self.on_disk)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LoneClient]:

@@ -103,8 +103,8 @@ async def test_what_a_lost_session_left_unsent_is_tried_once_more(
     monkeypatch.setattr(MemorySession, "publish", break_at_one)
     follower = Follower(network, key, membership)
     async with follower.running() as client:
-        client.send(topic, b"one")
-        client.send(topic, b"two")
+        client.outbox.put(topic, b"one")
+        client.outbox.put(topic, b"two")
         for _ in range(30):
             await follower.clock.advance(1)
         assert [m.payload for m in network.broker.published if m.topic == topic] == arrived

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from pydantic import ValidationError
 
@@ -102,6 +101,13 @@ class Inputs:
     overlay_is_up: bool
 
 
+class Store(Protocol):
+    """What of :class:`edgelink.registry.membership_store.MembershipStore` is needed here."""
+
+    def reload(self) -> object:
+        """Show the membership that is on disk. Raises EdgelinkError."""
+
+
 class RegistryClient:
     """Follows the registry for ever in :meth:`run`, and writes what it learns on the board.
 
@@ -116,7 +122,9 @@ class RegistryClient:
         key: NodeKey,
         clock: Clock,
         *,
-        reload: Callable[[], object],
+        store: Store,
+        outbox: Outbox,
+        reports: Reports,
         easytier_deaths: Inbox,
         silences: Inbox,
         cache: Path | None = None,
@@ -124,9 +132,11 @@ class RegistryClient:
         transport: Transport | None = None,
         life: Life | None = None,
     ) -> None:
-        """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it.
+        """Arguments that need a word. The node is a member: the board has its membership.
 
-        The node is a member: the board has its membership.
+        store: read anew when no broker accepts this membership: `join` may have renewed it.
+        outbox: what is published once, in this session or the next.
+        reports: makes and gathers reports.
         """
         self._board = board
         membership = self._membership
@@ -140,22 +150,20 @@ class RegistryClient:
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
-        self.channel = NodeChannel(membership, key, clock, self.send, self._status.repeat)
+        self.channel = NodeChannel(membership, key, clock, outbox.put, self._status.repeat)
         self._network = NetworkWatch(membership, key, cache, files)
-        self._outbox = Outbox()
-        self.reports: Reports | None = None
+        self._outbox = outbox
+        self._reports = reports
         self._easytier_deaths = easytier_deaths
         self._silences = silences
-        self._reload = reload
+        self._store = store
         self._outage = Outage(clock)
         self.refusals = Refusals("registry.message_ignored")
+        lease = membership.lease
+        # Relay and head are told of every node, also where that takes more than one message.
+        self._hears_all = lease.is_relay or lease.role in (Role.HEAD, Role.RELAY)
         self.documents = Documents(
-            membership,
-            hears_all=lambda: self._hears_all,
-            states_cluster=lambda: not self._cluster.is_empty,
-            refusals=self.refusals,
-            cache=cache,
-            files=files,
+            membership, hears_all=self._hears_all, refusals=self.refusals, cache=cache, files=files
         )
         self._own_lease = LeaseWatch(membership)
         self._session = Session()
@@ -234,10 +242,6 @@ class RegistryClient:
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
         """See :meth:`edgelink.registry.documents.Documents.epoch_taken`."""
         return self.documents.epoch_taken(spec)
-
-    def send(self, topic: str, payload: bytes) -> None:
-        """Publish once, in this session or the next; dropped where too much waits already."""
-        self._outbox.put(topic, payload)
 
     async def run(self) -> None:
         """Keep a session with the registry, wherever it is; ends by cancellation only."""
@@ -363,12 +367,6 @@ class RegistryClient:
             topics.append(self._topics.status(ANY))
         return topics
 
-    @property
-    def _hears_all(self) -> bool:
-        """Relay and head are told of every node, also where that takes more than one message."""
-        lease = self._membership.lease
-        return lease.is_relay or lease.role in (Role.HEAD, Role.RELAY)
-
     def _newer_subscriptions(self) -> list[str]:
         is_head = self._membership.lease.role is Role.HEAD
         reports = [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
@@ -398,7 +396,7 @@ class RegistryClient:
         """Without a session: an enrolment beside a running daemon gives the node a new password, and new addresses."""
         before = self._membership
         try:
-            self._reload()
+            self._store.reload()
         except EdgelinkError as error:
             log.warning("registry.membership_unreadable", error=str(error))
         if self._membership != before:
@@ -420,11 +418,9 @@ class RegistryClient:
         if node_id is not None:
             self._take_status(node_id, message.payload)
         elif message.topic == self._topics.report_request:
-            if self.reports is not None:
-                self.reports.take_request(message.payload)
+            self._reports.take_request(message.payload)
         elif (node_id := self._topics.parse_report(message.topic)) is not None:
-            if self.reports is not None:
-                self.reports.take_reply(node_id, message.payload)
+            self._reports.take_reply(node_id, message.payload)
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
             self._easytier_deaths.put(node_id, message.payload)
         elif (node_id := self._topics.parse_silence(message.topic)) is not None:

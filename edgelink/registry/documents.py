@@ -42,17 +42,12 @@ class Documents:
         self,
         membership: Membership,
         *,
-        hears_all: Callable[[], bool],
-        states_cluster: Callable[[], bool],
+        hears_all: bool,
         refusals: Refusals,
         cache: Path | None = None,
         files: Files = AT_ONCE,
     ) -> None:
-        """
-        Args:
-            hears_all: whether this node reads the roster of a large network.
-            states_cluster: whether the cluster spec is ours to state, and was.
-        """
+        """``hears_all``: whether this node reads the roster of a large network."""
         self.directory: Directory | None = None
         self.cluster_spec: ClusterSpec | None = None
         self.named: Directory | None = None  # the newest directory as it was signed; `directory` has all its pages
@@ -61,7 +56,7 @@ class Documents:
         self._verify_key = membership.registry_verify_key
         self._topics = Topics(membership.network_id)
         self._hears_all = hears_all
-        self._states_cluster = states_cluster
+        self._states_cluster = False
         self._refusals = refusals
         self._cache = cache
         self._files = files
@@ -88,6 +83,7 @@ class Documents:
 
     def state_cluster(self, envelope: Envelope) -> None:
         """Follow what we said ourselves, as the head."""
+        self._states_cluster = True
         self._follow_spec(ClusterSpec.model_validate_json(envelope.body), envelope)
 
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
@@ -128,7 +124,7 @@ class Documents:
         """Who reads no roster goes by what the directory itself names: relays and head."""
         if self.named is None:
             return
-        whole = completed(self.named, self._pages) if self._hears_all() else self.named
+        whole = completed(self.named, self._pages) if self._hears_all else self.named
         if whole is None:
             return  # a page is still to come
         self.directory, head = whole, whole.head
@@ -152,7 +148,7 @@ class Documents:
             raise UntrustedError("a cluster spec of another network or head")
         newest = self._spec_epochs.get(head.node_id, 0)
         self._note_epoch(spec)
-        if envelope.signer == self._node_id and self._states_cluster():
+        if envelope.signer == self._node_id and self._states_cluster:
             return  # our own words: what we say now counts, whatever its number
         if spec.epoch < newest:
             raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}", reason=OUTDATED)

@@ -55,6 +55,7 @@ class Outbox:
         self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
 
     def put(self, topic: str, payload: bytes) -> None:
+        """Publish once; dropped where too much waits already."""
         with suppress(asyncio.QueueFull):
             self._waiting.put_nowait(Message(topic, payload))
 

@@ -36,6 +36,7 @@ from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
+from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import (
     ConditionReport,
     Envelope,
@@ -127,13 +128,13 @@ class Member(Daemon):
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)
         self.renewal: Renewal | None = None
         self.occupants: Occupants = NoOccupants()
-        self._silences, self._easytier_deaths = Inbox(), Inbox()
+        self._outbox, self._silences, self._easytier_deaths = Outbox(), Inbox(), Inbox()
         self.pairs = PairsReconciler(
             key=self.key,
             board=self.board,
             echoes=self.peers,
             overlay=self.parts,
-            send=self._send,
+            send=self._outbox.put,
             words=self._silences,
             note=self.recorder.note,
             conditions=self.conditions,
@@ -154,10 +155,6 @@ class Member(Daemon):
         self.board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
         self._labels_changed = Wakeup()
         self.board.read(Told, "node's status", self._labels_changed)
-
-    def _send(self, topic: str, payload: bytes) -> None:
-        if self.registry is not None:
-            self.registry.send(topic, payload)
 
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
@@ -180,13 +177,23 @@ class Member(Daemon):
             clock=self.clock,
         )
         leases.begin()
+        self.reports = ReportExchange(
+            key=self.key,
+            network_id=membership.network_id,
+            directory=lambda: self.board.facts.directory,
+            collect=self.bundle,
+            send=self._outbox.put,
+            clock=self.clock,
+        )
         context = client_context(membership.ca_pem, membership.network_id)
         self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
             self.board,
             self.key,
             self.clock,
-            reload=self.store.reload,
+            store=self.store,
+            outbox=self._outbox,
+            reports=self.reports,
             easytier_deaths=self._easytier_deaths,
             silences=self._silences,
             cache=self.paths.state,
@@ -204,18 +211,10 @@ class Member(Daemon):
             clock=self.clock,
             easytier=self.parts.process,
         )
-        self.reports = self.registry.reports = ReportExchange(
-            key=self.key,
-            network_id=membership.network_id,
-            directory=lambda: self.board.facts.directory,
-            collect=self.bundle,
-            send=self.registry.send,
-            clock=self.clock,
-        )
         self._deaths = EasyTierDeaths(
             key=self.key,
             network_id=membership.network_id,
-            send=self.registry.send,
+            send=self._outbox.put,
             close=self.parts.close_paths,
             has_paths=self.config.overlay.p2p,
             record=self.paths.easytier_peer_id,

@@ -11,6 +11,7 @@ from edgelink.registry.client import RegistryClient
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
+from edgelink.registry.outgoing import Outbox
 from edgelink.testing.facts import GivenBoard, board_with
 
 ADMITTED = Admission(may_start=True, is_accepted=True)
@@ -23,12 +24,20 @@ class LoneClient(RegistryClient):
         self, membership: Membership, key: NodeKey, clock: Clock, *, board: GivenBoard | None = None, **more: Any
     ) -> None:
         self.board = board_with(membership=membership, admission=ADMITTED) if board is None else board
-        given: dict[str, Any] = {"reload": self._keep, "easytier_deaths": Inbox(), "silences": Inbox()}
-        super().__init__(self.board, key, clock, **{**given, **more})
+        self.outbox = Outbox()
+        given: dict[str, Any] = {"store": self, "outbox": self.outbox, "reports": self}
+        inboxes = {"easytier_deaths": Inbox(), "silences": Inbox()}
+        super().__init__(self.board, key, clock, **{**given, **inboxes, **more})
 
     @property
     def facts(self) -> Facts:
         return self.board.facts
 
-    def _keep(self) -> None:
+    def reload(self) -> None:
         """Nobody renews the membership beside the test."""
+
+    def take_request(self, payload: bytes) -> None:
+        """Nobody makes a report."""
+
+    def take_reply(self, node_id: str, payload: bytes) -> None:
+        """Nobody waits for one."""
