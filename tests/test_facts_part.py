@@ -62,6 +62,8 @@ class Starter(Part[Inputs, Start | Commit]):
     def plan(self, now: Inputs, at_s: float) -> Decision[Start | Commit]:
         if now.wanted == "the end":
             return Decision((is_not_so("Started", "PutOut", "it is over"),), ends=NodeRevokedError("it is over"))
+        if now.wanted == "a defect":
+            raise ZeroDivisionError
         if not now.wanted:
             return Decision((is_so("Started", "Idle", "nothing is wanted"),))
         action = Commit(now.wanted) if now.wanted.isupper() else Start(now.wanted)
@@ -166,6 +168,27 @@ async def test_a_failure_is_said_and_the_action_tried_again(world: World) -> Non
     world.want("ray")
     await eventually(lambda: world.board.facts.runs == "ray")
     assert world.part.acts == ["ray"] * 3
+
+
+async def test_a_defect_of_the_plan_leaves_no_action_behind(world: World) -> None:
+    """The loop plans again, and what it does then would be done beside the former action."""
+    under_way: list[str] = []
+
+    async def forever(what: str) -> None:
+        under_way.append(what)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            under_way.remove(what)
+
+    world.part.during = forever
+    world.want("COMMIT")
+    await eventually(lambda: under_way == ["COMMIT"])
+    world.want("a defect")
+    await eventually(lambda: world.conditions.get("Started").reason == "InternalError")
+    assert under_way == []
+    world.want("ray")
+    await eventually(lambda: under_way == ["ray"])
 
 
 @pytest.mark.parametrize("before", ["", "COMMIT"])

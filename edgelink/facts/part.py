@@ -132,11 +132,12 @@ def _planned(
 async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
     """Run the action to its end. Plan again at each change meanwhile: people read what it says, and it may give way.
 
-    Any action gives way to the end of the daemon, which treats it as a crash would.
+    Any action gives way to the end of the daemon and to a defect of the plan: both are like a crash to it.
     """
     doing = asyncio.create_task(part.act(action), name=f"{part.name}: {type(action).__name__}")  # noqa: TID251 - owned
     doing.add_done_callback(lambda _done: part.wakeup.set())
     cancellation: asyncio.CancelledError | None = None
+    failure: BaseException | None = None
     gave_way = False
     while not doing.done():
         try:
@@ -146,11 +147,16 @@ async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditio
             doing.cancel()
         if doing.done() or gave_way or cancellation is not None:
             continue
-        decision = _planned(part, board, board.select(part.inputs, part.own), conditions, clock)
+        try:
+            decision = _planned(part, board, board.select(part.inputs, part.own), conditions, clock)
+        except Exception as error:  # the loop says it once the action has ended: it would run beside the next one
+            failure, gave_way = error, doing.cancel()
+            continue
         is_replaced = action.gives_way and decision.does is not None and decision.does != action
         if is_replaced or decision.ends is not None:
             gave_way = doing.cancel()
-    failure = None if doing.cancelled() else doing.exception()
+    if not doing.cancelled():
+        failure = doing.exception() or failure
     if cancellation is not None:
         raise cancellation
     if failure is not None:
