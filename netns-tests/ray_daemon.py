@@ -22,6 +22,7 @@ from edgelink.config import Paths, load_config
 from edgelink.log import configure
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.ray_cluster.firewall import RAY_TABLE
+from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
@@ -81,12 +82,14 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
         for lease in (Lease.model_validate(values) for values in json.loads(leases_file.read_text()))
         if lease.preferred_rank == rank
     )
+    config = load_config()
     inputs = RayInputs(
-        config=load_config(),
+        config=config,
         paths=paths,
         conditions=conditions,
         clock=clock,
         key=NodeKey.load(paths.node_key),
+        ray=LocalRay(config, paths, clock),
     )
     ray = make_head(leases_file, spec_file, inputs, lease) if role == "head" else make_edge(spec_file, inputs, lease)
     stop = asyncio.Event()

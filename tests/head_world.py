@@ -20,6 +20,7 @@ from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Ro
 from edgelink.roles.node import Node
 from edgelink.roles.run_requests import RunRequests
 from edgelink.roles.runs import Runs
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 ROOT, ANOTHER = Caller(os.getpid(), 0, 0), Caller(os.getppid(), 0, 0)
@@ -59,6 +60,7 @@ class Head:
             config=Config(),
             paths=Paths(state=directory / "state", runtime=directory / "run"),
             clock=clock or FakeClock(),
+            machine=ThisMachine(),
             enrolment=None,
         )
         self.node.registry = cast(RegistryClient, self.registry)

@@ -18,6 +18,7 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.overlay.nft import Table
+from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.registry.keys import NodeKey, seal
@@ -90,6 +91,7 @@ class Bench:
             conditions=ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),
             clock=self.clock,
             key=self.key,
+            ray=LocalRay(self.config, self.paths, self.clock),
         )
 
     def edge(self) -> RayEdgeReconciler:

@@ -22,6 +22,7 @@ from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import READY_CONDITIONS, Node
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.registry_client import LoneClient
 
@@ -135,7 +136,7 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
 
 def node(directory: Path, clock: FakeClock) -> Node:
     paths = Paths(state=directory / "state", runtime=directory / "run")
-    return Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, enrolment=None)
+    return Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, machine=ThisMachine(), enrolment=None)
 
 
 async def test_a_condition_that_wavers_is_logged_once_a_reason(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from edgelink.config import Paths
 from edgelink.errors import OverlayError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.files import AT_ONCE
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import ask
-from edgelink.overlay.echo_keeper import EchoKeeper
-from edgelink.process.launcher import SessionLauncher
+from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
+from edgelink.process import SessionLauncher, SupervisedProcess
 from edgelink.testing.facts import give
 
 pytestmark = pytest.mark.processes
@@ -50,10 +49,11 @@ class Node:
         keeper = EchoKeeper(
             board=self.board,
             paths=self.paths,
-            launcher=SessionLauncher(),
+            process=SupervisedProcess(
+                "echo", self.paths.processes / "echo.json", SessionLauncher(), SystemClock(), echo_users()
+            ),
             conditions=self.conditions,
             clock=SystemClock(),
-            files=AT_ONCE,
         )
         self.lives.append(keeper)
         return keeper

@@ -20,6 +20,7 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.node import Node
 from edgelink.roles.run_lock import RunInProgressError
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 ROOT = Caller(1, 0, 0)
@@ -66,6 +67,7 @@ class Edge:
             config=Config(),
             paths=Paths(state=directory / "state", runtime=directory / "run"),
             clock=FakeClock(),
+            machine=ThisMachine(),
             enrolment=None,
         )
         self.spec: SimpleNamespace | None = SimpleNamespace(ray_wanted=True)

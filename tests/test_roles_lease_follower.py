@@ -25,6 +25,7 @@ from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
 from edgelink.roles.node import Node as Daemon
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.facts import board_with, settle
 from edgelink.testing.registry_client import LoneClient
@@ -268,7 +269,9 @@ def test_who_waits_is_known_by_its_condition() -> None:
 
 async def test_labels_that_change_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """No condition changes by them, and the head chooses the nodes of a run by what they tell."""
-    daemon = Daemon(role=Role.EDGE, config=Config(), paths=node.paths, clock=node.clock, enrolment=None)
+    daemon = Daemon(
+        role=Role.EDGE, config=Config(), paths=node.paths, clock=node.clock, machine=ThisMachine(), enrolment=None
+    )
     told: list[object] = []
     monkeypatch.setattr(daemon, "publish_status", lambda: told.append(dict(daemon.node_status().labels)))
     task = asyncio.ensure_future(daemon.follow_labels())

@@ -18,6 +18,7 @@ from edgelink.process import Identity, Launcher, ProcessSpec
 from edgelink.registry.membership import open_secrets
 from edgelink.registry.payloads import Role
 from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
 
@@ -46,6 +47,7 @@ def parts(tmp_path: Path, started: Started) -> OverlayParts:
         paths=Paths(tmp_path / "state", tmp_path / "run"),
         conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal", "RelaysDialled", "AddressesUnique")),
         clock=clock,
+        machine=ThisMachine(),
         board=board_with(),
         launcher=started,
     )

@@ -15,6 +15,7 @@ from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
 from edgelink.roles.node import Node
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 
@@ -48,7 +49,7 @@ class Network:
 
     def _node(self, directory: Path, role: Role, hostname: str) -> tuple[Node, Registry]:
         paths = Paths(state=directory / "state", runtime=directory / "run")
-        node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), enrolment=None)
+        node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), machine=ThisMachine(), enrolment=None)
         give(node.board, membership=self._membership(node.key, role, hostname))
         registry = Registry()
         node.registry = cast(RegistryClient, registry)

@@ -23,6 +23,7 @@ from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.transport import Message
 from edgelink.roles import bootstrap
 from edgelink.roles.relay_secrets import RelaySecrets
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import board_with, pretend
 
@@ -302,7 +303,7 @@ async def test_a_change_that_is_over_at_once_is_followed(
 
 async def test_a_changed_condition_only_wakes(tmp_path: Path) -> None:
     """A failing database is no reason for whoever sets ``OverlayUp`` to end."""
-    relay = bootstrap.Relay(Config(), Paths(tmp_path / "state", tmp_path / "run"), FakeClock(), None)
+    relay = bootstrap.Relay(Config(), Paths(tmp_path / "state", tmp_path / "run"), FakeClock(), ThisMachine(), None)
     looks: list[None] = []
     pretend(relay.board, running=object())
     relay.registry = SimpleNamespace(rotation=SimpleNamespace(look=lambda: looks.append(None)))  # type: ignore[assignment]

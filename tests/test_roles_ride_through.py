@@ -16,6 +16,7 @@ from edgelink.process import host_tcp
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import Node, RayReconciler
 from edgelink.roles.ride_through import RideThroughReconciler
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.facts import board_with
 
 
@@ -94,6 +95,7 @@ def test_the_heads_own_change_that_waits_for_a_run_is_no_disagreement(host: Host
         config=waiting,
         paths=Paths(state=tmp_path / "state", runtime=tmp_path / "run"),
         clock=SystemClock(),
+        machine=ThisMachine(),
         enrolment=None,
     )
     assert node.ride_through_s() == 60

@@ -13,6 +13,7 @@ from edgelink.roles.bootstrap import Relay
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.edge import edge_of
 from edgelink.roles.head import head_of
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 EVERYWHERE = {"GET /status", "POST /stop", "GET /log", "GET /board", "GET /paths", "GET /peers", "POST /ping"}
@@ -35,9 +36,12 @@ def answered(daemon: Daemon) -> set[str]:
 def test_each_daemon_answers_what_its_commands_ask(tmp_path: Path) -> None:
     """A relay without a registry answers what a registry is asked for as well: it says where that is."""
     config, clock, paths = Config(), FakeClock(), Paths(tmp_path / "state", tmp_path / "run")
-    assert answered(edge_of(config, paths, clock, None)) == NODES
-    assert answered(head_of(config, paths, clock, None)) == HEADS | {"POST /dashboard", "POST /dashboard/logout"}
-    with_registry = answered(Relay(config, paths, clock, None))
+    assert answered(edge_of(config, paths, clock, ThisMachine(), None)) == NODES
+    assert answered(head_of(config, paths, clock, ThisMachine(), None)) == HEADS | {
+        "POST /dashboard",
+        "POST /dashboard/logout",
+    }
+    with_registry = answered(Relay(config, paths, clock, ThisMachine(), None))
     assert with_registry == RELAYS | {"POST /revoke", "POST /rotate-secret"}
     addresses = RelayAddresses(broker_addresses=(), overlay_peers=())
-    assert answered(AdditionalRelay(config, paths, clock, addresses, None)) == with_registry
+    assert answered(AdditionalRelay(config, paths, clock, ThisMachine(), addresses, None)) == with_registry

@@ -24,6 +24,7 @@ from edgelink.roles import lifecycle
 from edgelink.roles.daemon import status_line
 from edgelink.roles.lifecycle import ReloadRequested, StopRequest, run_until_stopped
 from edgelink.roles.node import Node
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 UNIT = "edgelink-edge.service"
@@ -141,7 +142,12 @@ async def test_a_daemon_reports_ready_status_and_life(
         monkeypatch.setenv(name, value)
     clock = FakeClock()
     node = Node(
-        role=Role.EDGE, config=Config(), paths=Paths(tmp_path / "s", tmp_path / "r"), clock=clock, enrolment=None
+        role=Role.EDGE,
+        config=Config(),
+        paths=Paths(tmp_path / "s", tmp_path / "r"),
+        clock=clock,
+        machine=ThisMachine(),
+        enrolment=None,
     )
     async with asyncio.TaskGroup() as tasks:
         reporting = tasks.create_task(node.report_to_service_manager())
@@ -213,7 +219,7 @@ async def test_the_first_ready_of_a_node_reaches_the_target(
     monkeypatch.setattr(ServiceManager, "of_this_process", lambda: manager)
     clock = FakeClock()
     paths = Paths(tmp_path / "s", tmp_path / "r")
-    node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, enrolment=None)
+    node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, machine=ThisMachine(), enrolment=None)
     async with asyncio.TaskGroup() as tasks:
         reporting = tasks.create_task(node.report_to_service_manager())
         await clock.advance(0)
@@ -265,6 +271,7 @@ async def test_a_configuration_that_cannot_be_used_is_not_taken(
         config=Config(),
         paths=Paths(tmp_path / "s", tmp_path / "r"),
         clock=FakeClock(),
+        machine=ThisMachine(),
         enrolment=None,
     )
     configuration.write_text(text)

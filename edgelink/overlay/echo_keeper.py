@@ -19,11 +19,11 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
 from edgelink.errors import OverlayError
 from edgelink.facts.board import Board
-from edgelink.files import Files, private_directory
+from edgelink.files import private_directory
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo_wire import NOBODY, PORT, VERSION
 from edgelink.overlay.ownership import Ownership
-from edgelink.process import Launcher, ProcessSpec, SupervisedProcess, output
+from edgelink.process import ProcessSpec, SupervisedProcess, output
 from edgelink.process.ports import port_holder
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.reconcile import Wakeup
@@ -53,16 +53,12 @@ class EchoKeeper:
         *,
         board: Board[Any],
         paths: Paths,
-        launcher: Launcher,
+        process: SupervisedProcess,
         conditions: ConditionSet,
         clock: Clock,
-        files: Files,
     ) -> None:
         self.wakeup = Wakeup()
-        # One that lost its record is known by its mark, and it is nobody by then. Another process of nobody's that bore
-        # our mark could keep this node silent, and nothing else.
-        uids = {os.geteuid(), NOBODY}
-        self.process = SupervisedProcess("echo", paths.processes / "echo.json", launcher, clock, uids, files=files)
+        self.process = process
         self._board = board
         board.read(Inputs, self.name, self.wakeup)
         self._log_path: Path = paths.logs / "echo.log"
@@ -159,6 +155,15 @@ class EchoKeeper:
             )
         )
         self._started.set()
+
+
+def echo_users() -> set[int]:
+    """Return the users that the responder may run as.
+
+    One that lost its record is known by its mark, and it is nobody by then. Another process of nobody's that bore our
+    mark could keep this node silent, and nothing else.
+    """
+    return {os.geteuid(), NOBODY}
 
 
 def _config_hash(spec: OverlaySpec) -> str:

@@ -18,7 +18,7 @@ from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayC
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.process import Launcher, is_alive
+from edgelink.process import is_alive
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
@@ -49,7 +49,7 @@ class RayInputs:
     conditions: ConditionSet
     clock: Clock
     key: NodeKey
-    launcher: Launcher | None = None
+    ray: LocalRay
     files: Files = AT_ONCE
 
 
@@ -64,7 +64,7 @@ class RayReconciler:
     ) -> None:
         """``lease``: the lease that Ray is to run with. ``overlay_ready``: whether Ray may start."""
         self.wakeup = Wakeup()
-        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.launcher, inputs.files)
+        self.ray = inputs.ray
         self._config = inputs.config
         self._paths = inputs.paths
         self._conditions = inputs.conditions

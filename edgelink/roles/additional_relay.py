@@ -28,6 +28,7 @@ from edgelink.roles.member import Member
 from edgelink.roles.outside_view import member_knocker
 from edgelink.roles.registry_routes import ROUTES
 from edgelink.roles.relay_addresses import require_own_overlay, stun_server
+from edgelink.roles.this_machine import ThisMachine
 
 log = get_logger("bootstrap")
 
@@ -44,7 +45,13 @@ class AdditionalRelay(Member):
     """Its daemon's parts. ``addresses`` are where it is dialled; an ``enrolment`` is used where they are news."""
 
     def __init__(
-        self, config: Config, paths: Paths, clock: Clock, addresses: RelayAddresses, enrolment: Enrolment | None
+        self,
+        config: Config,
+        paths: Paths,
+        clock: Clock,
+        machine: ThisMachine,
+        addresses: RelayAddresses,
+        enrolment: Enrolment | None,
     ) -> None:
         require_own_overlay(config)
         super().__init__(
@@ -53,6 +60,7 @@ class AdditionalRelay(Member):
             config=config,
             paths=paths,
             clock=clock,
+            machine=machine,
             socket=paths.bootstrap_socket,
             enrolment=enrolment,
             place=Place.ADDITIONAL_RELAY,

@@ -28,7 +28,6 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import has_registry
-from edgelink.registry.broker import Broker
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import ALTERNATIONS
 from edgelink.registry.founding import NetworkRequest
@@ -42,7 +41,6 @@ from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.admission import ADMISSION
 from edgelink.roles.daemon import Daemon
@@ -56,6 +54,7 @@ from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stu
 from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.session_parts import REVOKED_IPS
+from edgelink.roles.this_machine import ThisMachine
 
 log = get_logger("bootstrap")
 
@@ -72,7 +71,7 @@ async def run_bootstrap(
         UsageError: another relay daemon runs here.
     """
     if enrolment is None and not is_additional_relay(paths):
-        await Relay(config, paths, clock, import_secret).run()
+        await Relay(config, paths, clock, ThisMachine(), import_secret).run()
         return
     if has_registry(paths):
         raise ConfigError(
@@ -82,18 +81,21 @@ async def run_bootstrap(
     addresses = relay_addresses(config, config.relay.advertise or (guessed_address(),))
     if enrolment is not None:
         enrolment = replace(enrolment, relay=addresses)
-    await AdditionalRelay(config, paths, clock, addresses, enrolment).run()
+    await AdditionalRelay(config, paths, clock, ThisMachine(), addresses, enrolment).run()
 
 
 class Relay(Daemon):
     """The relay daemon's parts."""
 
-    def __init__(self, config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
+    def __init__(
+        self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, import_secret: Path | None
+    ) -> None:
         super().__init__(
             role="bootstrap",
             config=config,
             paths=paths,
             clock=clock,
+            machine=machine,
             socket=paths.bootstrap_socket,
             place=Place.RELAY,
         )
@@ -173,7 +175,7 @@ class Relay(Daemon):
         self._run_with(membership)
         lease = membership.lease
         self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
-        self.broker = Broker(
+        self.broker = self.machine.broker(
             keys=keys,
             port=relay.broker_port,
             paths=self.paths,
@@ -188,7 +190,7 @@ class Relay(Daemon):
             store=self.store,
             network_id=keys.network_id,
             broker=self.broker,
-            transport=MqttTransport(client_context(keys.ca_pem, keys.network_id)),
+            transport=self.machine.transport(client_context(keys.ca_pem, keys.network_id)),
             clock=self.clock,
             on_change=self._registry_changed,
             on_secret_step=self._secret_changed,

@@ -25,9 +25,7 @@ from edgelink.facts.derive import board_of
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
-from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.rpc_guard import RPC_TABLE
-from edgelink.process import choose_launcher
 from edgelink.process.identity import usage
 from edgelink.process.service_manager import ServiceManager
 from edgelink.reconcile import run_reconciler
@@ -43,6 +41,7 @@ from edgelink.roles.overlay_parts import Built, OverlayParts
 from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
 from edgelink.roles.ride_through import RideThroughReconciler
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.roles.usable import require_usable
 from edgelink.standstill import Standstill
 from edgelink.state_files import StateFiles
@@ -65,9 +64,11 @@ class Daemon(ABC):
         config: Config,
         paths: Paths,
         clock: Clock,
+        machine: ThisMachine,
         socket: Path,
         place: Place,
     ) -> None:
+        self.machine = machine
         self.config = config
         self.paths = paths
         self.clock = clock
@@ -88,18 +89,19 @@ class Daemon(ABC):
         self.board = board_of(config)
         self._standstill = Standstill(self.board, clock)
         self._put_overlay_is_up = self.board.claim(OVERLAY_IS_UP, "overlay")
-        self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
+        self.launcher = machine.launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
             config=config,
             paths=paths,
             conditions=self.conditions,
             clock=clock,
+            machine=machine,
             board=self.board,
             launcher=self.launcher,
             files=self.files,
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
-        self._tables = NftWatch()
+        self._tables = machine.tables()
         self.exposure = ExposureReconciler(self.board, config, self.conditions, self._tables)
         self._revoked = RevokedAddresses(self.board, self.parts, self.exposure)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
@@ -115,6 +117,7 @@ class Daemon(ABC):
             ride_through_s=self.ride_through_s,
             board=self.board,
             is_heads=role == Role.HEAD.value,
+            proc_sys=machine.proc_sys,
         )
         self._role = role
         self.metrics = NodeMetrics(

@@ -14,23 +14,26 @@ from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
+from edgelink.roles.this_machine import ThisMachine
 
 
 async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the edge daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
-    await edge_of(config, paths, clock, enrolment).run()
+    await edge_of(config, paths, clock, ThisMachine(), enrolment).run()
 
 
-def edge_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Edge:
+def edge_of(config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None) -> Edge:
     """An edge's daemon, put together."""
-    return Edge(config, paths, clock, enrolment)
+    return Edge(config, paths, clock, machine, enrolment)
 
 
 class Edge(Node):
     """An edge's daemon."""
 
-    def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
-        super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
+    def __init__(
+        self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
+    ) -> None:
+        super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
         self._edge_ray = RayEdgeReconciler(
             self.ray_inputs(),
             lease=self.lease_for_ray,

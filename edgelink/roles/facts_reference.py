@@ -28,6 +28,7 @@ from edgelink.roles.bootstrap import Relay
 from edgelink.roles.edge import edge_of
 from edgelink.roles.head import head_of
 from edgelink.roles.member import Member
+from edgelink.roles.this_machine import ThisMachine
 
 _HEAD = """# Facts
 
@@ -41,13 +42,18 @@ This page is generated from the code (`python -m edgelink.roles.facts_reference`
 def boards() -> dict[str, Board[Facts]]:
     """The board of each kind of daemon, with everybody on it who writes or reads."""
     with tempfile.TemporaryDirectory() as directory:
-        root, config, clock = Path(directory), Config(), SystemClock()
-        relay = Relay(config, _paths(root / "relay"), clock, None)
+        root, config, clock, machine = Path(directory), Config(), SystemClock(), ThisMachine()
+        relay = Relay(config, _paths(root / "relay"), clock, machine, None)
         members: dict[str, Member] = {
-            "head": head_of(config, _paths(root / "head"), clock, None),
-            "edge": edge_of(config, _paths(root / "edge"), clock, None),
+            "head": head_of(config, _paths(root / "head"), clock, machine, None),
+            "edge": edge_of(config, _paths(root / "edge"), clock, machine, None),
             "additional relay": AdditionalRelay(
-                config, _paths(root / "additional"), clock, RelayAddresses(broker_addresses=(), overlay_peers=()), None
+                config,
+                _paths(root / "additional"),
+                clock,
+                machine,
+                RelayAddresses(broker_addresses=(), overlay_peers=()),
+                None,
             ),
         }
         registry = _paths(root / "registry")

@@ -26,6 +26,7 @@ from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.run_requests import RunRequests
 from edgelink.roles.runs import Runs
 from edgelink.roles.session_parts import RegistrysWord
+from edgelink.roles.this_machine import ThisMachine
 
 _NEWS_REST_S = 0.25
 
@@ -63,19 +64,21 @@ class NodeNews:
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the head daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
-    await head_of(config, paths, clock, enrolment).run()
+    await head_of(config, paths, clock, ThisMachine(), enrolment).run()
 
 
-def head_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Head:
+def head_of(config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None) -> Head:
     """A head's daemon, put together."""
-    return Head(config, paths, clock, enrolment)
+    return Head(config, paths, clock, machine, enrolment)
 
 
 class Head(Node):
     """A head's daemon: beside what every node has, Ray's head, the runs and the page."""
 
-    def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
-        super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, enrolment=enrolment)
+    def __init__(
+        self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
+    ) -> None:
+        super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
         self._runs = runs = Runs(self)
         self._nodes = Nodes(self, runs)
         self._head_ray = ray = RayHeadReconciler(

@@ -20,6 +20,7 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.registry.broker import broker_process, remove_files
 from edgelink.roles.lifecycle import end_all
 from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.this_machine import ThisMachine
 
 
 async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]:
@@ -42,6 +43,7 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
             conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal",)),
             clock=clock,
             board=board_of(config),
+            machine=ThisMachine(),
             launcher=SessionLauncher(),
         )
         ray.adopt()

@@ -27,7 +27,7 @@ from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
-from edgelink.overlay.punching import PunchLimit, uplinks_of
+from edgelink.overlay.punching import PunchLimit
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import Life
@@ -52,7 +52,6 @@ from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, NoOccupants, Occupants, lease_in_words
-from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.pairs import PairsReconciler, robot_moves
@@ -71,6 +70,7 @@ from edgelink.roles.session_parts import (
     holders,
     revoked_ips,
 )
+from edgelink.roles.this_machine import ThisMachine
 
 log = get_logger("node")
 
@@ -94,6 +94,7 @@ class Member(Daemon):
         config: Config,
         paths: Paths,
         clock: Clock,
+        machine: ThisMachine,
         socket: Path,
         enrolment: Enrolment | None,
         place: Place,
@@ -103,6 +104,7 @@ class Member(Daemon):
             config=config,
             paths=paths,
             clock=clock,
+            machine=machine,
             socket=socket,
             place=place,
         )
@@ -148,7 +150,7 @@ class Member(Daemon):
             process=self.parts.process,
             guard=self.parts.overlay.guard,
             clock=clock,
-            uplinks=uplinks_of,
+            uplinks=machine.uplinks,
         )
         self._enrolment = enrolment
         self.board.derive(HOLDERS, "address holders", Listed, holders)
@@ -161,7 +163,7 @@ class Member(Daemon):
         membership = await self._become_member()
         self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
         await self.meter.look()
-        self.build(membership, Life(await machine_parts(membership.network_id)))
+        self.build(membership, Life(await self.machine.parts(membership.network_id)))
         self._secret_epochs.refuse_revoked()
         self.start_parts(tasks)
         tasks.create_task(self.follow_labels(), name="status")
@@ -186,7 +188,7 @@ class Member(Daemon):
             clock=self.clock,
         )
         context = client_context(membership.ca_pem, membership.network_id)
-        self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
+        self._transport = self.machine.transport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
             self.board,
             self.key,

@@ -32,6 +32,7 @@ from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import knock_route
 from edgelink.roles.overlay_names import OverlayNames
+from edgelink.roles.this_machine import ThisMachine
 
 log = get_logger("node")
 
@@ -100,6 +101,7 @@ class Node(Member):
         config: Config,
         paths: Paths,
         clock: Clock,
+        machine: ThisMachine,
         enrolment: Enrolment | None,
     ) -> None:
         super().__init__(
@@ -108,6 +110,7 @@ class Node(Member):
             config=config,
             paths=paths,
             clock=clock,
+            machine=machine,
             socket=paths.node_socket,
             enrolment=enrolment,
             place=Place(role.value),
@@ -167,7 +170,7 @@ class Node(Member):
             conditions=self.conditions,
             clock=self.clock,
             key=self.key,
-            launcher=self.launcher,
+            ray=self.machine.ray(self.config, self.paths, self.clock, self.launcher, self.files),
             files=self.files,
         )
 

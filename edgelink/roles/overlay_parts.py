@@ -21,25 +21,24 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.facts.part import run_part
 from edgelink.files import AT_ONCE, Files
-from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
+from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import RelaysDialled
-from edgelink.overlay.echo import HEADERS_BYTES, Echo, ask
-from edgelink.overlay.echo_keeper import EchoKeeper
+from edgelink.overlay.echo import HEADERS_BYTES, Echo
+from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
-from edgelink.overlay.stale import black_holes, close_connections_to, close_dead_connections
 from edgelink.overlay.status import Peer, peers
-from edgelink.overlay.traffic import Traffic, look
-from edgelink.process import Launcher, SupervisedProcess
+from edgelink.overlay.traffic import Traffic
+from edgelink.process import Launcher
 from edgelink.reconcile import run_reconciler
 from edgelink.roles.identities import Identities
 from edgelink.roles.lifecycle import end_all
+from edgelink.roles.this_machine import ThisMachine
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
@@ -69,6 +68,7 @@ class OverlayParts:
         paths: Paths,
         conditions: ConditionSet,
         clock: Clock,
+        machine: ThisMachine,
         board: Board[Facts],
         launcher: Launcher,
         files: Files = AT_ONCE,
@@ -79,14 +79,15 @@ class OverlayParts:
         self._board = board
         self._conditions = conditions
         self._clock = clock
+        self._machine = machine
         self._binary: EasyTierBinary | None = None
         self._put_peer_id = board.claim(EASYTIER_PEER_ID, "overlay")
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self._put_listing = board.claim(LISTING, "overlay")
-        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
-        self.links = LinkMonitor()
+        self.process = machine.process("easytier", paths.processes / "easytier.json", launcher, clock, files, uids=None)
+        self.links = machine.links()
         self._guard = rpc_guard(config.overlay.rpc_port)
-        self._congestion = TunnelCongestion(
+        self._congestion = machine.congestion(
             self.links, clock, config.overlay.device, is_wanted=config.host.tcp_congestion == "routes"
         )
         self.overlay = OverlayReconciler(
@@ -102,9 +103,19 @@ class OverlayParts:
             guard=self._guard,
             is_guarded=config.firewall.enabled,
             congestion=self._congestion,
+            preflight=machine.preflight,
+            private_hosts=machine.private_hosts(paths.state),
+            fence=machine.fence(clock),
+            mend=machine.mend,
+            held_tun=machine.held_tun,
+            connections=machine.connections,
         )
         self.echo = EchoKeeper(
-            board=board, paths=paths, launcher=launcher, conditions=conditions, clock=clock, files=files
+            board=board,
+            paths=paths,
+            process=machine.process("echo", paths.processes / "echo.json", launcher, clock, files, uids=echo_users()),
+            conditions=conditions,
+            clock=clock,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = RelaysDialled(board=board, binary=self.binary, config_path=paths.easytier_config, clock=clock)
@@ -142,7 +153,7 @@ class OverlayParts:
             EasyTierNotFoundError: there is none that can be used.
         """
         if self._binary is None or not self._binary.is_unchanged:
-            self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
+            self._binary = self._machine.easytier(self._config.overlay.easytier_core)
         return self._binary
 
     @property
@@ -201,7 +212,7 @@ class OverlayParts:
     ) -> Echo | None:
         """Ask another node for an echo, which has to leave by the overlay's device."""
         device = None if source == target else self._config.overlay.device  # to itself a machine speaks by lo
-        return await ask(source, target, timeout_s, device=device, payload_bytes=payload_bytes)
+        return await self._machine.echo(source, target, timeout_s, device=device, payload_bytes=payload_bytes)
 
     async def traffic(self) -> Traffic:
         """What the kernel knows of the other nodes by their TCP connections."""
@@ -209,7 +220,7 @@ class OverlayParts:
         if spec is None:
             return Traffic()
         pid = None if identity is None else identity.pid
-        return await asyncio.to_thread(look, spec.overlay_ip.network, pid)
+        return await asyncio.to_thread(self._machine.traffic, spec.overlay_ip.network, pid)
 
     async def stop(self) -> None:
         """End EasyTier and the echo responder, unless another daemon of this machine needs them. Idempotent.
@@ -266,17 +277,21 @@ class OverlayParts:
         except (EasyTierNotFoundError, OverlayError):
             return None
         identity = self.process.identity
-        holes = [] if identity is None else await asyncio.to_thread(black_holes, identity.pid)
+        holes = [] if identity is None else await asyncio.to_thread(self._machine.black_holes, identity.pid)
         return diagnose(rows, self.process.last_words(_WORDS_LINES), spec.peers, wanted, holes)
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
         """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""
         identity = self.process.identity
-        return [] if identity is None else await asyncio.to_thread(close_connections_to, identity.pid, relays)
+        return (
+            []
+            if identity is None
+            else await asyncio.to_thread(self._machine.close_connections_to, identity.pid, relays)
+        )
 
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity
-        return [] if identity is None else await asyncio.to_thread(close_dead_connections, identity.pid)
+        return [] if identity is None else await asyncio.to_thread(self._machine.close_dead_connections, identity.pid)
 
 
 async def existing_address(device: str) -> IPv4Address:
