@@ -1,0 +1,333 @@
+"""Whole daemons in memory, on virtual time: a relay, a head and edges, put together as `edgelink` puts them together.
+
+::
+
+    @story
+    async def test_an_edge_becomes_ready(sim):
+        relay, head, edge = await sim.network("cloud", "edge-1")
+        await sim.until(edge.is_ready, within_s=15)
+
+What is played is in ``sim_machine.py``. While time goes on, and at the end, no board contradicts itself or the disk. At
+the end no task is left. The order in which tasks run that are ready at one moment is drawn for each story. One that
+fails tells the seed, and ``EDGELINK_SIM_SEED`` draws the same order again; keys and back-off stay random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from in_memory import IN_MEMORY
+from sim_machine import Machine, World, here
+
+from edgelink import __version__
+from edgelink.conditions import Condition, Status
+from edgelink.config import Config, Paths
+from edgelink.facts.facts import Facts, contradictions
+from edgelink.registry.enrol import exchange
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.payloads import PLAIN_USERNAME, EnrolRequest, Role
+from edgelink.registry.rotation import FOLLOWS_SECRETS
+from edgelink.registry.tls import client_context
+from edgelink.registry.token import Token
+from edgelink.registry.transport import Login
+from edgelink.roles.bootstrap import Relay
+from edgelink.roles.edge import edge_of
+from edgelink.roles.head import head_of
+from edgelink.roles.node import Node
+from edgelink.testing.virtual_time import LoopClock, VirtualLoop, run
+
+RELAY_ADDRESS = "203.0.113.5"
+BROKER_PORT = 8883
+_LOOK_S = 0.05
+_READY_S = 60.0  # from the start of all daemons, or the end of what is wrong
+
+Daemon = Relay | Node
+Story = Callable[["Sim"], Coroutine[Any, Any, None]]
+
+
+def story(test: Story) -> Callable[[], None]:
+    """Make a test of an async function that takes a :class:`Sim`."""
+
+    def told() -> None:
+        seed = int(os.environ.get("EDGELINK_SIM_SEED") or random.randrange(1 << 32))
+        directory = Path(tempfile.mkdtemp(prefix="sim", dir=IN_MEMORY))
+        world = World()
+        try:
+            run(VirtualLoop(seed, world), _told(test, Sim(world, directory, seed)))
+        except BaseException as failure:
+            failure.add_note(f"the order of tasks was drawn by EDGELINK_SIM_SEED={seed}")
+            raise
+        finally:
+            shutil.rmtree(directory)
+
+    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
+    return told
+
+
+async def _told(test: Story, sim: Sim) -> None:
+    await test(sim)
+    sim.check()
+    for box in sim.boxes:
+        assert box._failure is None, box
+        await box.stop()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"tasks were left: {sorted(task.get_name() for task in left)}"
+
+
+async def ready(sim: Sim, *names: str) -> list[Box]:
+    """A network in which everybody works."""
+    boxes = await sim.network(*names)
+    await all_ready(sim, boxes)
+    return boxes
+
+
+async def all_ready(sim: Sim, boxes: list[Box]) -> float:
+    """How long it takes until they are, and the head says so of all."""
+    head = next(box for box in boxes if box.role is Role.HEAD)
+    everybody = [box for box in boxes if box.is_alive]
+    return await sim.until(
+        lambda: all(box.is_ready() for box in everybody) and head.has("NodesReady", "AllAlive")(), _READY_S
+    )
+
+
+class Sim:
+    """The boxes of one network, and time."""
+
+    def __init__(self, world: World, directory: Path, seed: int) -> None:
+        self.world, self.seed = world, seed
+        self.clock = LoopClock()
+        self.boxes: list[Box] = []
+        self._notes: list[str] = []
+        self._directory = directory
+
+    def box(self, name: str, role: Role, **config: Any) -> Box:
+        """A new machine, on which nothing runs yet."""
+        machine = Machine(self.world, self._directory / name, is_relay=role is Role.RELAY)
+        box = Box(self, name, role, machine, config)
+        self.boxes.append(box)
+        return box
+
+    async def relay(self, **config: Any) -> Box:
+        """A relay that serves enrolments."""
+        box = self.box("relay", Role.RELAY, **config)
+        self.world.brokers[f"{RELAY_ADDRESS}:{BROKER_PORT}"] = box.machine.memory
+        box.start()
+        await self.until(box.has("RegistryConnected"), within_s=5)
+        return box
+
+    async def join(self, name: str, role: Role, relay: Box, **config: Any) -> Box:
+        """A machine that has joined, and whose daemon does not run yet."""
+        box = self.box(name, role, **config)
+        service = relay.relay.registry
+        answer = await relay.asks("POST", "/tokens", role=role.value, ttl_s=3600, uses=1)
+        token = Token.parse(answer["token"])
+        private = box.paths.state
+        private.mkdir(mode=0o700)
+        key = NodeKey.load_or_create(box.paths.node_key)
+        wanted = EnrolRequest(
+            token_id=token.token_id,
+            verify_key=key.verify_key_b64,
+            hostname=name,
+            role=role,
+            edgelink_version=__version__,
+            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
+        )
+        assert service.is_connected
+        ca_pem = relay.relay.broker._keys.ca_pem
+        transport = box.machine.transport(client_context(ca_pem, token.network_id))
+        async with transport.connect(token.addresses[0], Login(token.broker_username, token.secret)) as session:
+            reply = await exchange(session, token, key.sign(Kind.ENROL_REQUEST, wanted), self.clock, 10)
+        put_membership(box.paths, Membership.from_reply(reply, token=token, key=key, ca_pem=ca_pem))
+        return box
+
+    async def network(self, *names: str) -> list[Box]:
+        """A relay, a head and edges, all started at once."""
+        relay = await self.relay()
+        roles = [Role.HEAD, *[Role.EDGE] * (len(names) - 1)]
+        nodes = [await self.join(name, role, relay) for name, role in zip(names, roles, strict=True)]
+        for node in nodes:
+            node.start()
+        return [relay, *nodes]
+
+    async def until(self, holds: Callable[[], object], within_s: float) -> float:
+        """Let time go on until ``holds()``; how long it took, in seconds."""
+        begun_s = self.clock.monotonic_s()
+        while not holds():
+            took_s = self.clock.monotonic_s() - begun_s
+            assert took_s < within_s, f"not within {within_s:g} s: {self}"
+            await self.passes(_LOOK_S)
+        return self.clock.monotonic_s() - begun_s
+
+    async def passes(self, seconds: float) -> None:
+        """Let time go on."""
+        await self.clock.sleep(seconds)
+        self.check()
+
+    def note(self, event: str) -> None:
+        """What a story that failed tells of."""
+        self._notes.append(f"{self.clock.monotonic_s():.2f} s: {event}")
+
+    def check(self) -> None:
+        """What holds at each moment."""
+        for box in self.boxes:
+            if box.daemon is not None and box.is_alive:
+                box.check()
+
+    def __str__(self) -> str:
+        return "\n".join([*self._notes, f"{self.clock.monotonic_s():.2f} s", *map(str, self.boxes)])
+
+
+class Box:
+    """One machine and the daemon on it."""
+
+    def __init__(self, sim: Sim, name: str, role: Role, machine: Machine, config: dict[str, Any]) -> None:
+        self.sim, self.name, self.role, self.machine = sim, name, role, machine
+        self.paths = Paths(machine.directory / "s", machine.directory / "r")
+        self.config = Config.model_validate(_config(machine, name) | config)
+        self.daemon: Daemon | None = None
+        self._failure: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._seen: tuple[Membership | None, int | None] = None, None  # its membership, when it was last compared
+
+    @property
+    def relay(self) -> Relay:
+        assert isinstance(self.daemon, Relay)
+        return self.daemon
+
+    @property
+    def node(self) -> Node:
+        assert isinstance(self.daemon, Node)
+        return self.daemon
+
+    @property
+    def facts(self) -> Facts:
+        assert self.daemon is not None
+        return self.daemon.board.facts
+
+    @property
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """A new life of its daemon."""
+        assert not self.is_alive
+        self._failure = None
+        context = copy_context()
+        context.run(here.set, self.machine)
+        self.daemon = context.run(self._made)
+        self._task = asyncio.create_task(self._live(self.daemon), name=self.name, context=context)
+
+    def _made(self) -> Daemon:
+        clock = self.sim.clock
+        if self.role is Role.RELAY:
+            return Relay(self.config, self.paths, clock, self.machine, None)
+        return (head_of if self.role is Role.HEAD else edge_of)(self.config, self.paths, clock, self.machine, None)
+
+    async def _live(self, daemon: Daemon) -> None:
+        try:
+            await daemon.run()
+        except Exception as failure:
+            self._failure = failure
+
+    async def stop(self) -> None:
+        """As `edgelink stop`."""
+        if self._task is not None and not self._task.done():
+            assert self.daemon is not None
+            self.daemon.stop_request.request()
+            await self._task
+
+    async def kill(self) -> None:
+        """As SIGKILL: its daemon is gone at once, and what it has started goes on."""
+        assert self.daemon is not None
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        for program in self.machine.waiting:
+            program.hang_up()
+        for held in (self.daemon.parts.overlay, self.daemon.parts.echo):
+            held._ownership.release()  # the kernel frees the locks of the dead
+        if (store := vars(self.daemon).get("store")) is not None and isinstance(self.daemon, Relay):
+            store.close()  # it had come so far
+
+    async def ends(self, within_s: float) -> Exception:
+        """With what its daemon ends by itself; it is known then."""
+        await self.sim.until(lambda: not self.is_alive, within_s)
+        failure, self._failure = self._failure, None
+        assert failure is not None, f"{self.name} has ended without an error"
+        return failure
+
+    def copied_from(self, other: Box) -> None:
+        """Have this machine's disk be a copy of another one's."""
+        shutil.copytree(other.paths.state, self.paths.state)
+
+    def condition(self, kind: str) -> Condition:
+        assert self.daemon is not None
+        return self.daemon.conditions.get(kind)
+
+    def has(self, kind: str, reason: str | None = None) -> Callable[[], bool]:
+        """Whether the condition is True, or, with ``reason``, whatever it is, for that reason."""
+
+        def holds() -> bool:
+            found = self.condition(kind)
+            return found.status is Status.TRUE if reason is None else found.reason == reason
+
+        return holds
+
+    def is_ready(self) -> bool:
+        return self.daemon is not None and self.daemon.conditions.is_ready
+
+    async def told(self, method: str, path: str, **body: Any) -> list[dict[str, Any]]:
+        """All that its daemon answers over its socket to what `edgelink` asks there."""
+        socket = self.paths.bootstrap_socket if self.role is Role.RELAY else self.paths.node_socket
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as client,
+            client.request(method, f"http://edgelink{path}", json=body) as answer,
+        ):
+            return [json.loads(line) for line in (await answer.text()).splitlines()]
+
+    async def asks(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        """The last of it, which is no error."""
+        *_, last = await self.told(method, path, **body)
+        assert "error" not in last, last
+        return last
+
+    def check(self) -> None:
+        """Raises AssertionError where its facts contradict each other, or the disk."""
+        assert not (wrong := contradictions(self.facts)), (self.name, wrong)
+        known = self.facts.membership
+        seen = known, None if known is None else self.paths.membership.stat().st_mtime_ns
+        if known is not None and seen != self._seen:
+            assert known == Membership.load(self.paths), f"{self.name}: not what is on disk"
+            self._seen = seen
+
+    def __str__(self) -> str:
+        if self.daemon is None:
+            return f"{self.name}: not started"
+        ended = f" ended with {self._failure!r}" if self._failure else "" if self.is_alive else " ended"
+        unmet = [f"{c.type} {c.reason}: {c.message}" for c in self.daemon.conditions if c.status is not Status.TRUE]
+        return "\n  ".join([f"{self.name}{ended}", *unmet])
+
+
+def _config(machine: Machine, name: str) -> dict[str, Any]:
+    return {
+        "hostname": name,
+        "relay": {"advertise": (RELAY_ADDRESS,), "broker_port": BROKER_PORT, "stun_ports": ()},
+        "overlay": {"easytier_core": machine.core},
+        "ray": {"python": machine.python, "allow_root": True},
+        "host": {"hosts": "leave"},
+        "web": {"listen": "off"},
+        "metrics": {"listen": "nowhere"},
+    }

@@ -1,0 +1,204 @@
+"""Stories of whole networks: relay, head and edges as they are put together in life, in memory and on virtual time."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from sim import Box, Sim, all_ready, ready, story
+from sim_machine import BROKER, EASYTIER, ECHO, GCS, RAYLET, Machine
+
+from edgelink.errors import ExitCode
+from edgelink.registry.payloads import Role
+from edgelink.registry.rotations import NodeRevokedError
+from edgelink.roles.admission import PATIENCE_S, ClonedNodeError
+from edgelink.roles.this_machine import ThisMachine
+
+
+def test_no_daemon_of_a_simulation_touches_this_machine() -> None:
+    """What is added to a machine has to be played, too."""
+    borders = {name for name in vars(ThisMachine) if not name.startswith("_")} - {"proc_sys"}
+    assert borders <= vars(Machine).keys()
+
+
+def of_overlay_and_ray(box: Box) -> list[str]:
+    """What began and ended there, in order."""
+    return [event for event in box.machine.history if event[1:] in (EASYTIER, RAYLET)]
+
+
+@story
+async def test_a_head_and_two_edges_become_ready(sim: Sim) -> None:
+    _, head, edge, other = await ready(sim, "cloud", "edge-1", "edge-2")
+    assert [node.node_rank for node in head.node.known_nodes()] == [None, 0, 1, 2]
+    for box in (head, edge, other):
+        assert of_overlay_and_ray(box) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_a_copy_of_a_node_starts_nothing(sim: Sim) -> None:
+    """The original is there and says so."""
+    *_, edge = boxes = await ready(sim, "cloud", "edge-1")
+    copy = sim.box("copy", Role.EDGE)
+    copy.copied_from(edge)
+    copy.start()
+    failure = await copy.ends(within_s=10)
+    assert isinstance(failure, ClonedNodeError)
+    assert failure.exit_code == ExitCode.CONFIG
+    assert copy.machine.history == []
+    await all_ready(sim, boxes)
+
+
+@story
+async def test_without_the_registry_a_member_starts_its_overlay_after_a_moment(sim: Sim) -> None:
+    relay = await sim.relay()
+    edge = await sim.join("edge-1", Role.EDGE, relay)
+    await relay.stop()
+    edge.start()
+    took_s = await sim.until(lambda: edge.machine.running(EASYTIER), within_s=10)
+    assert PATIENCE_S <= took_s < PATIENCE_S + 0.2
+    assert edge.condition("RegistryConnected").reason == "RegistryUnavailable"
+
+
+@story
+async def test_another_address_waits_for_who_works_here(sim: Sim) -> None:
+    relay, head, edge = boxes = await ready(sim, "cloud", "edge-1")
+    edge.machine.workers = ["ray::RolloutWorker"]
+    await relay.asks("PATCH", "/leases/edge-1", ip="10.10.0.60", force=True)
+    await sim.until(edge.has("Leased", "LeaseChangeWaits"), within_s=5)
+    await sim.passes(60)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet"]
+    edge.machine.workers = []
+    await sim.until(lambda: str(edge.machine.overlay_ip) == "10.10.0.60", within_s=15)
+    await all_ready(sim, boxes)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet", "-raylet", "-easytier", "+easytier", "+raylet"]
+    assert of_overlay_and_ray(head) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_another_secret_costs_one_restart_of_the_overlay(sim: Sim) -> None:
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    former = relay.machine.network
+    await relay.asks("POST", "/rotate-secret")
+    await all_ready(sim, boxes)
+    assert len({box.machine.network for box in boxes} - {former}) == 1
+    assert of_overlay_and_ray(relay) == ["+easytier", "-easytier", "+easytier"]
+    for node in nodes:
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet", "-easytier", "+easytier"]
+
+
+@story
+async def test_the_next_daemon_adopts_what_a_killed_one_has_left(sim: Sim) -> None:
+    boxes = await ready(sim, "cloud", "edge-1")
+    for box in boxes:
+        before = box.machine.history.copy()
+        await box.kill()
+        await sim.passes(5)
+        box.start()
+        await all_ready(sim, boxes)
+        assert box.machine.history == before
+        assert box.machine.running(ECHO)
+
+
+@story
+async def test_a_node_that_is_revoked_puts_itself_out(sim: Sim) -> None:
+    relay, head, edge, other = await ready(sim, "cloud", "edge-1", "edge-2")
+    former = relay.machine.network
+    await relay.asks("POST", "/revoke", node="edge-1")
+    assert isinstance(await edge.ends(within_s=5), NodeRevokedError)
+    assert not edge.machine.running(EASYTIER)
+    assert not edge.machine.running(RAYLET)
+    await all_ready(sim, [relay, head, other])
+    assert relay.machine.network == head.machine.network == other.machine.network != former
+    before = edge.machine.history.copy()
+    edge.start()
+    assert isinstance(await edge.ends(within_s=5), NodeRevokedError)
+    assert edge.machine.history == before
+
+
+@story
+async def test_a_relay_that_was_stopped_costs_a_pause(sim: Sim) -> None:
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    await relay.stop()
+    await sim.until(lambda: not any(node.has("PeersReachable")() for node in nodes), within_s=20)
+    relay.start()
+    await all_ready(sim, boxes)
+    for node in nodes:
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_an_uplink_that_is_away_costs_a_pause(sim: Sim) -> None:
+    *_, edge = boxes = await ready(sim, "cloud", "edge-1")
+    edge.machine.is_cut = True
+    await sim.until(lambda: not edge.has("PeersReachable")(), within_s=20)
+    await sim.passes(60)
+    edge.machine.is_cut = False
+    await all_ready(sim, boxes)
+    for node in boxes[1:]:
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_an_easytier_that_ends_is_started_again(sim: Sim) -> None:
+    *_, edge = boxes = await ready(sim, "cloud", "edge-1")
+    edge.machine.end(EASYTIER)
+    await sim.until(lambda: edge.machine.running(EASYTIER), within_s=5)
+    await all_ready(sim, boxes)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet", "-easytier", "+easytier"]
+
+
+@story
+async def test_a_raylet_that_ends_is_started_again(sim: Sim) -> None:
+    *_, head, edge = boxes = await ready(sim, "cloud", "edge-1")
+    edge.machine.end(RAYLET)
+    await sim.until(head.has("NodesReady", "NodesMissing"), within_s=5)
+    await all_ready(sim, boxes)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet", "-raylet", "+raylet"]
+    assert of_overlay_and_ray(head) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_a_head_that_has_another_ray_is_followed(sim: Sim) -> None:
+    *_, head, edge = boxes = await ready(sim, "cloud", "edge-1")
+    head.machine.end(GCS)
+    await sim.until(head.has("NodesReady", "NodesMissing"), within_s=5)
+    await all_ready(sim, boxes)
+    for node in (head, edge):
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet", "-raylet", "+raylet"]
+
+
+@story
+async def test_a_broker_that_ends_is_started_again(sim: Sim) -> None:
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    relay.machine.end(BROKER)
+    await sim.until(lambda: not any(node.has("RegistryConnected")() for node in nodes), within_s=1)
+    await all_ready(sim, boxes)
+    for node in nodes:
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet"]
+
+
+@story
+async def test_whatever_ends_whenever_everybody_comes_back(sim: Sim) -> None:
+    """Faults that are drawn, some before the last one was mended."""
+    boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    dice = random.Random(sim.seed)
+    for _ in range(200 if os.environ.get("EDGELINK_SOAK") else 5):
+        box = dice.choice(boxes)
+        fault = dice.choice([EASYTIER, ECHO, RAYLET, GCS, BROKER, "daemon", "daemon and all", "uplink"])
+        sim.note(f"{fault} of {box.name} ends")
+        if fault == "daemon":
+            await box.kill()
+            await sim.passes(dice.uniform(0, 5))
+            box.start()
+        elif fault == "daemon and all":
+            await box.stop()
+            box.start()
+        elif fault == "uplink":
+            box.machine.is_cut = True
+            await sim.passes(dice.uniform(0, 40))
+            box.machine.is_cut = False
+        else:
+            box.machine.end(fault)
+        if dice.random() < 0.5:
+            await all_ready(sim, boxes)
+    await all_ready(sim, boxes)
