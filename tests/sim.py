@@ -15,6 +15,7 @@ fails tells the seed, and ``EDGELINK_SIM_SEED`` draws the same order again; keys
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -33,12 +34,13 @@ from sim_machine import Machine, World, here
 from edgelink import __version__
 from edgelink.conditions import Condition, Status
 from edgelink.config import Config, Paths
+from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts, contradictions
 from edgelink.registry.enrol import exchange
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import PLAIN_USERNAME, EnrolRequest, Role
-from edgelink.registry.rotation import FOLLOWS_SECRETS
+from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
 from edgelink.registry.transport import Login
@@ -189,17 +191,29 @@ class Sim:
         return "\n".join([*self._notes, f"{self.clock.monotonic_s():.2f} s", *map(str, self.boxes)])
 
 
+def secret(relay: Box) -> HeldSecret:
+    """The network's present one, as the registry has it."""
+    network = relay.relay.authority.network
+    return HeldSecret(network.secret_epoch, network.secret)
+
+
 class Box:
-    """One machine and the daemon on it."""
+    """One machine and the daemon on it.
+
+    Attributes:
+        history: the facts after each write of this life of the daemon.
+    """
 
     def __init__(self, sim: Sim, name: str, role: Role, machine: Machine, config: dict[str, Any]) -> None:
         self.sim, self.name, self.role, self.machine = sim, name, role, machine
         self.paths = Paths(machine.directory / "s", machine.directory / "r")
         self.config = Config.model_validate(_config(machine, name) | config)
         self.daemon: Daemon | None = None
+        self.history: list[Facts] = []
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self._seen: tuple[Membership | None, int | None] = None, None  # its membership, when it was last compared
+        self._wrong: list[str] = []
 
     @property
     def relay(self) -> Relay:
@@ -217,6 +231,23 @@ class Box:
         return self.daemon.board.facts
 
     @property
+    def membership(self) -> Membership:
+        """The one on its disk."""
+        found = Membership.load(self.paths)
+        assert found is not None
+        return found
+
+    @property
+    def node_id(self) -> str:
+        return self.membership.lease.node_id
+
+    @property
+    def used(self) -> list[HeldSecret]:
+        """The secrets that this life of its daemon came to run with, one after the other."""
+        held = [facts.running.held for facts in self.history if facts.running is not None]
+        return [after for before, after in itertools.pairwise(held) if after != before]
+
+    @property
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done()
 
@@ -227,6 +258,7 @@ class Box:
         context = copy_context()
         context.run(here.set, self.machine)
         self.daemon = context.run(self._made)
+        self._watch(self.daemon.board)
         self._task = asyncio.create_task(self._live(self.daemon), name=self.name, context=context)
 
     def _made(self) -> Daemon:
@@ -234,6 +266,16 @@ class Box:
         if self.role is Role.RELAY:
             return Relay(self.config, self.paths, clock, self.machine, None)
         return (head_of if self.role is Role.HEAD else edge_of)(self.config, self.paths, clock, self.machine, None)
+
+    def _watch(self, board: Board[Facts]) -> None:
+        put, self.history = board._put, []
+
+        def noted(name: str, value: object) -> None:
+            put(name, value)
+            self.history.append(board.facts)
+            self._wrong += contradictions(board.facts)
+
+        board._put = noted  # type: ignore[method-assign]
 
     async def _live(self, daemon: Daemon) -> None:
         try:
@@ -306,7 +348,7 @@ class Box:
 
     def check(self) -> None:
         """Raises AssertionError where its facts contradict each other, or the disk."""
-        assert not (wrong := contradictions(self.facts)), (self.name, wrong)
+        assert not self._wrong, f"{self.name}: {self._wrong}"
         known = self.facts.membership
         seen = known, None if known is None else self.paths.membership.stat().st_mtime_ns
         if known is not None and seen != self._seen:

@@ -9,15 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sim import Box, Sim, ready, story
+from sim import Box, Sim, ready, secret, story
 from sim_machine import BROKER
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
-from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import Revoked
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.topics import Topics
@@ -56,29 +54,11 @@ async def ask(relay: Box, what: str, **body: Any) -> Answer:
     return Answer(items[:-1], items[-1]) if "error" in items[-1] else Answer(items, None)
 
 
-def secret(relay: Box) -> HeldSecret:
-    """The network's present one."""
-    network = relay.relay.authority.network
-    return HeldSecret(network.secret_epoch, network.secret)
-
-
-def on_disk(box: Box) -> HeldSecret:
-    found = Membership.load(box.paths)
-    assert found is not None
-    return found.held
-
-
 def says(relay: Box, node_id: str) -> None:
     """A daemon of a former EdgeLink is online as this node: it does not say that it follows secrets."""
     status = NodeStatus(node_id=node_id, online=True, phase="Ready")
     topic = Topics(relay.relay.authority.network.network_id).status(node_id)
     relay.machine.memory.publish(Message(topic, status.model_dump_json().encode(), retain=True))
-
-
-def node_id(box: Box) -> str:
-    found = Membership.load(box.paths)
-    assert found is not None
-    return found.lease.node_id
 
 
 async def known(sim: Sim, *names: str) -> list[Box]:
@@ -97,14 +77,14 @@ async def test_a_node_is_put_out_and_each_other_is_followed(sim: Sim) -> None:
     assert answer.items[0] == {
         "event": "revoked",
         "hostname": "edge-2",
-        "node_id": node_id(stolen),
+        "node_id": stolen.node_id,
         "off_broker": True,
     }
     assert answer.behind == []
     for name in ("relay", "cloud", "edge-1"):
         assert answer.states_of(name)[-1] == "runs on secret 2"
     assert answer.states_of("edge-2") == []
-    assert [on_disk(box) for box in others] == [secret(relay)] * 2
+    assert [box.membership.held for box in others] == [secret(relay)] * 2
     await sim.until(relay.has("SecretCurrent", "Current"), within_s=1)
     again = await ask(relay, "revoke", node="edge-2")
     assert again.error is not None
@@ -158,7 +138,7 @@ async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(sim:
     """By what they say they can; the operator may accept that they are cut off."""
     relay, able = await known(sim, "cloud")
     old, _ = [await sim.join(name, Role.EDGE, relay) for name in ("edge-2", "edge-3")]
-    says(relay, node_id(old))
+    says(relay, old.node_id)
     await sim.passes(1)
     answer = await ask(relay, "revoke", node="edge-3")
     assert answer.error is not None
@@ -172,7 +152,7 @@ async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(sim:
     answer = await ask(relay, "revoke", node="edge-3", leave_behind=["edge-2"], timeout_s=20)
     assert sim.clock.monotonic_s() < begun_s + 20  # it is not waited for
     assert answer.items[0]["event"] == "revoked"
-    assert on_disk(able).epoch == 2
+    assert able.membership.held.epoch == 2
     assert answer.behind == [("edge-2", True)]
     assert answer.states_of("edge-2")[-1] == "left behind until it is upgraded, or joins with a new token"
 
@@ -198,7 +178,7 @@ async def test_an_older_daemon_beside_the_relays_own_is_named(sim: Sim) -> None:
     """Relay and head on one machine share the EasyTier that the head's daemon has to follow with."""
     relay = await sim.relay()
     await sim.join("edge-1", Role.EDGE, relay)
-    says(relay, node_id(relay))
+    says(relay, relay.node_id)
     await sim.passes(1)
     answer = await ask(relay, "revoke", node="edge-1")
     assert answer.error is not None
@@ -214,11 +194,11 @@ async def test_a_relay_that_has_just_started_asks_who_has_not_spoken_yet(sim: Si
     late, _ = [await sim.join(name, Role.EDGE, relay) for name in ("edge-1", "edge-2")]
     asking = asyncio.create_task(ask(relay, "revoke", node="edge-2"))
     await sim.until(lambda: relay.relay.store.find_lease("edge-2") is None, within_s=1)
-    assert relay.relay.authority.rotations.progress()[node_id(late)].is_expected
+    assert relay.relay.authority.rotations.progress()[late.node_id].is_expected
     assert secret(relay).epoch == 1
     late.start()
     assert (await asking).behind == []
-    assert on_disk(late).epoch == 2
+    assert late.membership.held.epoch == 2
 
 
 @story

@@ -47,8 +47,11 @@ class LoopClock:
 class Program:
     """What one pretended program sees of itself."""
 
-    def __init__(self, arguments: tuple[str, ...], transport: _ProgramTransport) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], environment: Mapping[str, str], transport: _ProgramTransport
+    ) -> None:
         self.arguments = arguments
+        self.environment = environment
         self._transport = transport
 
     async def read(self) -> str:
@@ -147,7 +150,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         piped = [stream for stream, name in enumerate(("stdin", "stdout", "stderr")) if _is_pipe(options.get(name))]
         transport = _ProgramTransport(self, protocol, next(self._pids), piped)
         protocol.connection_made(transport)
-        transport.start(run, tuple(map(str, args)))
+        transport.start(run, tuple(map(str, args)), options.get("env") or {})
         return transport, protocol
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
@@ -208,9 +211,9 @@ class _ProgramTransport(asyncio.SubprocessTransport):
         self._ended = asyncio.Event()
         self._is_closing = False
 
-    def start(self, run: Run, arguments: tuple[str, ...]) -> None:
+    def start(self, run: Run, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         async def live() -> int:
-            return await run(Program(arguments, self))
+            return await run(Program(arguments, environment, self))
 
         self._task = self._loop.create_task(live(), name=f"program {arguments[:1]}")
         self._task.add_done_callback(self._end)

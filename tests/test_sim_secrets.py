@@ -1,0 +1,242 @@
+"""A network changes its secret: relay, head and edges follow, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any
+
+from sim import Box, Sim, all_ready, ready, secret, story
+from sim_machine import EASYTIER
+
+from edgelink.errors import ExitCode, NotCommittedError, NotRecordedError
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.network_watch import STATE_FILE
+from edgelink.registry.payloads import Role
+from edgelink.registry.rotation import Step
+from edgelink.registry.rotations import NodeRevokedError
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Message
+from edgelink.testing.virtual_time import Program
+
+
+async def rotate(relay: Box, **body: Any) -> None:
+    await relay.asks("POST", "/rotate-secret", **body)
+
+
+def record(relay: Box) -> object | None:
+    """The change that the registry is in the middle of."""
+    return relay.relay.authority.rotations.record
+
+
+def topics(relay: Box) -> Topics:
+    return Topics(relay.relay.authority.network.network_id)
+
+
+@story
+async def test_all_change_together(sim: Sim) -> None:
+    """Told, prepared on disk, committed, used, and seen: also by the registry, which waits for nobody in the end."""
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    await rotate(relay)
+    await sim.until(lambda: record(relay) is None, within_s=1)
+    assert secret(relay).epoch == 2
+    await all_ready(sim, boxes)
+    for node in nodes:
+        assert node.membership.held == secret(relay)
+        assert [held.epoch for held in node.used] == [1, 2], "prepared, then changed, each once"
+        assert node.used[0].next_secret == secret(relay).secret
+        assert node.has("SecretCurrent", "Current")()
+    assert relay.relay.authority.rotations.stragglers() == []
+
+
+@story
+async def test_a_node_that_was_away_catches_up(sim: Sim) -> None:
+    """From whatever secret it had: the present one lies on the broker for it, sealed."""
+    relay, _, away = boxes = await ready(sim, "cloud", "edge-1")
+    await away.stop()
+    for epoch in (2, 3):
+        await rotate(relay)
+        assert secret(relay).epoch == epoch
+    away.start()
+    await all_ready(sim, boxes)
+    assert away.membership.held == secret(relay)
+    assert [held.epoch for held in away.used] == [3]
+    assert away.has("SecretCurrent", "Current")()
+
+
+@story
+async def test_a_change_waits_for_a_robot_in_motion(sim: Sim) -> None:
+    """It is prepared, and not committed before the hook says so."""
+    asked: list[str] = []
+    is_moving = True
+
+    async def hook(program: Program) -> int:
+        asked.append(program.environment["EDGELINK_REASON"])
+        return ExitCode.TRY_AGAIN if is_moving else 0
+
+    sim.world.programs["hook"] = hook
+    relay = await sim.relay()
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    moving = await sim.join("edge-1", Role.EDGE, relay, robot={"hold": ("hook",), "user": user})
+    other = await sim.join("edge-2", Role.EDGE, relay)
+    for node in (moving, other):
+        node.start()
+    await sim.until(lambda: all(node.has("SecretCurrent", "Current")() for node in (moving, other)), within_s=10)
+    asking = asyncio.create_task(rotate(relay, hold_s=50))
+    await sim.until(moving.has("SecretCurrent", "Holding"), within_s=5)
+    assert other.has("SecretCurrent", "Preparing")()
+    await sim.passes(20)
+    rotations = relay.relay.authority.rotations
+    assert rotations.progress()[other.node_id].prepared_epoch == 2
+    assert rotations.progress()[moving.node_id].hold_until is not None
+    assert rotations.advance() is Step.WAIT
+    assert set(asked) == {"the network changes to secret 2"}
+    is_moving = False
+    await asking
+    await sim.until(lambda: all(node.has("SecretCurrent", "Current")() for node in (moving, other)), within_s=5)
+    assert moving.membership.held.epoch == other.membership.held.epoch == 2
+
+
+@story
+async def test_a_revoked_node_hears_it_and_ends(sim: Sim) -> None:
+    """By the registry's own word, which it keeps: it does not start again, and the others go on without it."""
+    relay, staying, stolen = await ready(sim, "cloud", "edge-1")
+    stolen_id, memory = stolen.node_id, relay.machine.memory
+    revoking = asyncio.create_task(relay.asks("POST", "/revoke", node="edge-1"))
+    assert isinstance(await stolen.ends(within_s=5), NodeRevokedError)
+    assert stolen.condition("Leased").final
+    await revoking
+    assert staying.membership.held.epoch == 2
+    assert stolen.membership.held.next_secret is None
+    assert stolen.membership.held.epoch == 1
+    assert memory.passwords is not None
+    assert f"node-{stolen_id}" not in memory.passwords
+    assert topics(relay).secrets(stolen_id) not in memory.retained
+    stolen.start()
+    assert isinstance(await stolen.ends(within_s=5), NodeRevokedError)
+    assert not stolen.machine.running(EASYTIER)
+
+
+@story
+async def test_what_was_said_once_counts_no_more(sim: Sim) -> None:
+    """A broker in wrong hands plays old states and secrets again, also after a restart of the node: it stays."""
+    relay, _, node = await ready(sim, "cloud", "edge-1")
+    await rotate(relay)
+    await node.stop()
+    memory, network = relay.machine.memory, topics(relay).network
+    own = {network, topics(relay).secrets(node.node_id)}
+    recorded = [message for message in memory.published if message.topic in own and message.payload]
+    assert len(recorded) >= 5
+    node.start()
+    await sim.until(node.has("RegistryConnected"), within_s=5)
+    assert node.facts.network.state is not None, "what counts is on disk"
+    before, client = node.membership.held, node.node.registry
+    assert client is not None
+    ignored = client.ignored_messages
+    for message in [*recorded, *reversed(recorded)]:
+        memory.publish(Message(message.topic, message.payload))
+    await sim.until(lambda: client.ignored_messages > ignored, within_s=1)
+    stranger = NodeKey.generate()
+    for message in recorded:
+        forged = json.loads(message.payload) if message.topic == network else {}
+        forged = {**forged, "signature": "AAAA", "signer": stranger.node_id}
+        memory.publish(Message(message.topic, json.dumps(forged).encode()))
+    ignored = client.ignored_messages
+    memory.publish(Message(network, b"{}"))
+    await sim.until(lambda: client.ignored_messages > ignored, within_s=1)
+    await sim.passes(5)
+    assert node.membership.held == before
+    assert node.used == []
+
+
+@story
+async def test_a_relay_that_is_killed_in_the_middle_of_a_change_ends_it(sim: Sim) -> None:
+    """Its successor says the same."""
+    relay, _, node = boxes = await ready(sim, "cloud", "edge-1")
+    absent = await sim.join("edge-2", Role.EDGE, relay)
+    absent.start()
+    await sim.until(absent.has("SecretCurrent", "Current"), within_s=10)
+    absent.machine.is_stopped = True
+    asking = asyncio.create_task(relay.told("POST", "/rotate-secret", force=True))
+    await sim.until(lambda: node.membership.held.next_epoch == 2, within_s=5)
+    assert record(relay) is not None
+    await relay.kill()
+    await asyncio.gather(asking, return_exceptions=True)
+    await sim.passes(3)
+    relay.start()
+    await sim.until(lambda: node.membership.held.epoch == 2, within_s=90)
+    absent.machine.is_stopped = False
+    await all_ready(sim, [*boxes, absent])
+    assert node.membership.held == absent.membership.held == secret(relay)
+
+
+class Disk:
+    """Full, or not: then what writes through :meth:`guard` is done."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.refused = 0
+
+    def guard(self, write: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def guarded(*args: Any) -> Any:
+            if self.is_full:
+                self.refused += 1
+                raise error
+            return write(*args)
+
+        return guarded
+
+
+async def outlasts(sim: Sim, write: str) -> None:
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    disk, rotations = Disk(), relay.relay.authority.rotations
+    full = NotCommittedError("registry.sqlite3: cannot be written: database or disk is full")
+    setattr(rotations, write, disk.guard(getattr(rotations, write), full))
+    sessions = len(relay.machine.memory.connects)
+    disk.is_full = True
+    asking = asyncio.create_task(rotate(relay))
+    await sim.until(lambda: disk.refused and all(n.membership.held.next_epoch == 2 for n in nodes), within_s=5)
+    await sim.passes(10)
+    assert relay.has("RegistryConnected")()
+    disk.is_full = False
+    await asking
+    await all_ready(sim, boxes)
+    await sim.until(lambda: record(relay) is None, within_s=5)
+    assert all(node.membership.held.epoch == 2 for node in nodes)
+    assert len(relay.machine.memory.connects) == sessions
+
+
+@story
+async def test_a_full_disk_of_the_relays_loses_no_answer(sim: Sim) -> None:
+    """And ends no session."""
+    await outlasts(sim, "receive")
+
+
+@story
+async def test_a_full_disk_of_the_relays_loses_no_step_that_is_due(sim: Sim) -> None:
+    """And ends no session."""
+    await outlasts(sim, "advance")
+
+
+@story
+async def test_a_nodes_session_outlasts_a_full_disk(sim: Sim) -> None:
+    """The node stays connected meanwhile, and follows by itself when there is room again."""
+    relay, _, node = await ready(sim, "cloud", "edge-1")
+    disk, files = Disk(), node.node.files
+    for write in ("require", "keep"):
+        setattr(files, write, disk.guard(getattr(files, write), NotRecordedError("no room")))
+    sessions = len(relay.machine.memory.connects)
+    disk.is_full = True
+    asking = asyncio.create_task(rotate(relay, timeout_s=60))
+    await sim.until(lambda: not node.facts.network.is_on_disk, within_s=5)
+    await sim.passes(10)
+    assert node.has("RegistryConnected")()
+    disk.is_full = False
+    await asking
+    assert node.membership.held.epoch == 2
+    assert node.facts.network.state is not None
+    assert (node.paths.state / STATE_FILE).exists()
+    assert len(relay.machine.memory.connects) == sessions
