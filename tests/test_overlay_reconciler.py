@@ -25,6 +25,7 @@ from edgelink.errors import (
 from edgelink.facts.board import Wish
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
+from edgelink.overlay.ownership import Ownership
 from edgelink.process.ports import Connection
 from edgelink.reconcile import run_reconciler
 from edgelink.testing import eventually
@@ -421,11 +422,26 @@ async def test_an_existing_device_is_checked_and_never_touched(paths: Paths) -> 
     world.links.state = LinkState(exists=True, is_up=True, addresses=(IPv4Interface("192.0.2.1/24"),), mtu=9000)
     await world.reconciler.reconcile()
     assert world.condition.reason == "AddressMissing"
+    assert world.runs_as_wanted is False
 
     world.links.state = replace(
         world.links.state, addresses=(IPv4Interface("192.0.2.1/24"), IPv4Interface("10.10.0.7/16"))
     )
     await world.reconciler.reconcile()
     assert world.condition.status is Status.TRUE
+    assert world.runs_as_wanted is True
     await world.reconciler.stop()
     assert (world.process.started, world.process.stops) == ([], 0)
+
+
+async def test_who_only_watches_easytier_does_not_know_what_it_runs_with(world: World) -> None:
+    """The daemon of this machine that has started it knows."""
+    other = Ownership(world.paths.runtime / "overlay.lock")
+    assert other.acquire()
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert world.runs_as_wanted is None
+    other.release()
+    await world.reconciler.reconcile()
+    assert world.runs_as_wanted is False, "it has nothing to adopt here, and starts EasyTier"

@@ -26,6 +26,7 @@ from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.run_requests import node_count
+from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 
@@ -174,6 +175,7 @@ class Member(Node):
             config=Config(),
             paths=Paths(state=directory / "state", runtime=directory / "run"),
             clock=FakeClock(),
+            machine=ThisMachine(),
             enrolment=None,
         )
 
