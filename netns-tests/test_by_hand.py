@@ -9,6 +9,7 @@ from test_lab import traces
 from edgelink.lab import Lab
 
 
+@pytest.mark.long  # of the benchmarks' other side; EdgeLink's own road is test_road
 @pytest.mark.timeout(1500)  # three Rays start; see node.sh on busy machines
 @pytest.mark.usefixtures("easytier")
 def test_the_road_by_hand(network: Lab) -> None:

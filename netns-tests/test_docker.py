@@ -449,6 +449,7 @@ def test_a_head_in_a_container_trains_on_an_edge(engine: Engine, edge: Role, lab
     head.down()
 
 
+@pytest.mark.long
 def test_the_demo_trains_a_policy(engine: Engine) -> None:
     """Relay, cloud and two edges, each in a network of its own with the relay: `up` ends with the training's status."""
     engine.docker("tag", "edgelink-edge", "edgelink-demo")
