@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rotation_world import Member, Network
+from session_world import Network
 
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
-from edgelink.registry.network_watch import STATE_FILE, NetworkWatch
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.network_watch import NetworkWatch
+from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.transport import Message
-from edgelink.testing import eventually
 
 
 class Disk(Files):
@@ -25,9 +28,30 @@ class Disk(Files):
         super().require(path, content)
 
 
+@dataclass
+class Member:
+    """A node that is nothing but what it holds."""
+
+    key: NodeKey
+    membership: Membership
+    state: Path
+
+
 @pytest.fixture
 def network(tmp_path: Path) -> Network:
-    return Network(tmp_path)
+    made = Network(tmp_path)
+    made.world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
+    return made
+
+
+def join(network: Network, name: str) -> Member:
+    state = network.world.directory / name
+    state.mkdir()
+    return Member(*network.member(name), state)
+
+
+def expecting(*members: Member) -> RotationRequest:
+    return RotationRequest(frozenset(member.key.node_id for member in members), 20.0)
 
 
 @pytest.fixture
@@ -36,7 +60,7 @@ def disk() -> Disk:
 
 
 def watch(member: Member, disk: Disk) -> NetworkWatch:
-    return NetworkWatch(member.membership, member.key, member.paths.state, disk)
+    return NetworkWatch(member.membership, member.key, member.state, disk)
 
 
 def told(network: Network, watch: NetworkWatch) -> None:
@@ -47,7 +71,7 @@ def told(network: Network, watch: NetworkWatch) -> None:
 
 def test_what_is_on_disk_is_read_without_writing(network: Network, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that starts on a full disk knows what it knew, and writes nothing for it."""
-    member = network.join("edge-1")
+    member = join(network, "edge-1")
     first = watch(member, disk)
     told(network, first)
 
@@ -63,12 +87,12 @@ def test_what_is_on_disk_is_read_without_writing(network: Network, disk: Disk, m
 
 def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
     """It is not gone by before it is on disk, an older one does not take its place, and none has to be said again."""
-    member = network.join("edge-1")
+    member = join(network, "edge-1")
     heard = watch(member, disk)
     told(network, heard)
     before, old = heard.state, network.world.authority.rotations.state()
     disk.is_full = True
-    network.world.authority.rotations.rotate(network.request(member))
+    network.world.authority.rotations.rotate(expecting(member))
     told(network, heard)
     assert heard.state == before
     assert not heard.settle()
@@ -83,16 +107,16 @@ def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
 
 def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk) -> None:
     """An older secret, and one of an older state, in this life of the daemon and in the next one."""
-    member, rotations = network.join("edge-1"), network.world.authority.rotations
+    member, rotations = join(network, "edge-1"), network.world.authority.rotations
     heard, node_id = watch(member, disk), member.key.node_id
 
     def given(watch: NetworkWatch, sealed: bytes) -> None:
         assert watch.take(Message(network.topics.secrets(node_id), sealed))
 
     words = [rotations.sealed_secrets()[node_id]]
-    rotations.rotate(network.request(member))
+    rotations.rotate(expecting(member))
     words.append(rotations.sealed_secrets()[node_id])
-    rotations.revoke("relay", network.request(), own_node_id="")  # another change takes the place of this one
+    rotations.revoke("relay", expecting(), own_node_id="")  # another change takes the place of this one
     words.append(rotations.sealed_secrets()[node_id])
     rotations.advance()
     words.append(rotations.sealed_secrets()[node_id])
@@ -108,7 +132,7 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
         assert refused.value.condition_reason == "Outdated"
     assert heard.given == newest
     changed = member.membership.holding(member.membership.held.given(newest))
-    again = NetworkWatch(changed, member.key, member.paths.state, disk)
+    again = NetworkWatch(changed, member.key, member.state, disk)
     for word in words[:-1]:
         with pytest.raises(UntrustedError, match="is older"):
             given(again, word)
@@ -116,25 +140,25 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
 
 def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) -> None:
     """That needs nothing written down."""
-    member = network.join("edge-1")
+    member = join(network, "edge-1")
     heard = watch(member, disk)
     told(network, heard)
     disk.is_full = True
     rotations = network.world.authority.rotations
-    rotations.revoke("edge-1", network.request(), own_node_id=network.relay.node_id)
+    rotations.revoke("edge-1", expecting(), own_node_id="")
     told(network, heard)
     assert heard.is_revoked
 
 
 def test_what_a_revoked_node_held_is_dropped_on_a_full_disk_too(network: Network, disk: Disk) -> None:
     """A node that cannot follow the secret is the one that needs it most; the next daemon knows it from the disk."""
-    member, other = network.join("edge-1"), network.join("edge-2")
+    member, other = join(network, "edge-1"), join(network, "edge-2")
     heard = watch(member, disk)
     told(network, heard)
     assert heard.revoked_ips == ()
     disk.is_full = True
     rotations = network.world.authority.rotations
-    rotations.revoke("edge-2", network.request(), own_node_id=network.relay.node_id)
+    rotations.revoke("edge-2", expecting(), own_node_id="")
     told(network, heard)
     assert heard.revoked_ips == (other.membership.lease.overlay_ip,)
     assert heard.state is not None
@@ -142,22 +166,3 @@ def test_what_a_revoked_node_held_is_dropped_on_a_full_disk_too(network: Network
     disk.is_full = False
     assert heard.settle()
     assert watch(member, disk).revoked_ips == heard.revoked_ips
-
-
-async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node stays connected meanwhile, and follows by itself when there is room again."""
-    monkeypatch.setattr("edgelink.roles.secret_epochs._FULL_DISK_S", 0.1)
-    member = network.join("edge-1")
-    async with network.serving(), network.running(member):
-        await eventually(lambda: member.reason() == "Current")
-        member.client._network._files = disk
-        disk.is_full = True
-        dialled = len(network.transport.dialled)
-        network.rotate(member)
-        await eventually(lambda: not member.client.facts.network.is_on_disk)
-        assert member.client.is_connected
-        assert len(network.transport.dialled) == dialled
-        disk.is_full = False
-        await eventually(lambda: member.on_disk.epoch == 2)
-        assert member.client.facts.network.state is not None
-        assert (member.paths.state / STATE_FILE).exists()

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from registry_world import ADDRESSES
 from registry_world import World as RegistryWorld
-from rotation_world import ADDRESSES, Network
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.files import AT_ONCE
 from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Admission, Life, cloned
 from edgelink.registry.client import Session
+from edgelink.registry.dynamic_security import ADMIN
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Answer, Claim, Done, Question, Verdict
-from edgelink.registry.transport import Message
+from edgelink.registry.service import RegistryService
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Login, Message
 from edgelink.roles.admission import (
     ASK_AGAIN_S,
     PATIENCE_S,
@@ -32,11 +36,72 @@ from edgelink.roles.admission import (
     Inputs,
     MakeClaim,
 )
-from edgelink.testing import FakeClock, MemoryTransport, eventually
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.facts import GivenBoard, board_with, keep_settled, settle
 from edgelink.testing.registry_client import LoneClient
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
+
+
+class FakeBroker:
+    """One that runs already."""
+
+    address = "127.0.0.1:8883"
+    login = Login(ADMIN, "the admin's password")
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def restart(self) -> None:
+        raise AssertionError("nothing here needs fresh files")
+
+
+class Network:
+    """A relay's service and its broker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.world = RegistryWorld(directory / "relay")
+        self.topics = Topics(self.world.keys.network_id)
+        self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
+        self.passwords: dict[str, str] = {}
+        self.listed: set[IPv4Address] = set()  # by the relay's EasyTier
+        self.service = self.new_service()
+
+    def new_service(self) -> RegistryService:
+        service = RegistryService(
+            authority=self.world.authority,
+            store=self.world.store,
+            network_id=self.world.keys.network_id,
+            broker=FakeBroker(),
+            transport=MemoryTransport({FakeBroker.address: self.memory}),
+            clock=self.world.clock,
+            on_change=lambda: None,
+            on_secret_step=lambda: None,
+            is_listed=lambda ip: ip in self.listed,
+        )
+        service._passwords |= self.passwords
+        return service
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.service.run())
+        await asyncio.wait_for(self.service.ready.wait(), 20)
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def join(self, name: str) -> tuple[NodeKey, Membership]:
+        key, token = NodeKey.generate(), self.world.token()
+        result = self.world.enrol(key, token, name)
+        assert result.broker_password is not None
+        self.passwords[self.world.store.broker_username(key.node_id)] = result.broker_password
+        self.passwords[token.broker_username] = token.secret
+        self.service._passwords |= self.passwords
+        return key, self.world.membership(key, token, result)
 
 
 def claimant_of(client: Any, board: GivenBoard, refusal: Path, conditions: ConditionSet, clock: FakeClock) -> Claimant:
@@ -108,9 +173,8 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.network = Network(directory)
-        member = self.network.join("edge-1")
-        self.key, self.membership = member.key, member.membership
-        self.lease = member.membership.lease
+        self.key, self.membership = self.network.join("edge-1")
+        self.lease = self.membership.lease
 
     def daemon(self, machine: tuple[str, ...] = HERE) -> Daemon:
         return Daemon(self.network, self.key, self.membership, machine)

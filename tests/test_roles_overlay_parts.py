@@ -8,13 +8,14 @@ from pathlib import Path
 import easytier_stand_in
 import pytest
 from overlay_world import SPEC
-from rotation_world import Network
+from registry_world import World
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.facts.derive import overlay_spec
 from edgelink.process import Identity, Launcher, ProcessSpec
+from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import open_secrets
 from edgelink.registry.payloads import Role
 from edgelink.roles.overlay_parts import OverlayParts
@@ -72,11 +73,12 @@ async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
 
 def test_the_relays_machine_as_head_too_shares_its_easytier(tmp_path: Path) -> None:
     """Two daemons that wanted different ones would restart it in turn."""
-    network = Network(tmp_path)
-    result = network.world.enrol(network.relay, network.world.token(Role.HEAD), "relay", role=Role.HEAD)
+    world, key = World(tmp_path), NodeKey.generate()
+    world.authority.ensure_relay_lease(key, "relay")
+    result = world.enrol(key, world.token(Role.HEAD), "relay", role=Role.HEAD)
     assert result.reply.sealed_secrets is not None
-    secrets = open_secrets(result.reply.sealed_secrets, network.relay, network.world.keys.verify_key_b64)
-    relay = network.world.authority.relay_membership(network.relay, "relay")
+    secrets = open_secrets(result.reply.sealed_secrets, key, world.keys.verify_key_b64)
+    relay = world.authority.relay_membership(key, "relay")
     head = relay.model_copy(update={"secrets": secrets})
     assert overlay_spec(head, Config()).config_hash == overlay_spec(relay, Config()).config_hash
 

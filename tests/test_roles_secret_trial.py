@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from registry_world import World
-from rotation_world import Network
 
 from edgelink.conditions import ConditionSet
 from edgelink.errors import OverlayError
@@ -239,7 +238,8 @@ async def test_no_older_secret_is_ever_tried(node: Node) -> None:
 
 async def test_a_relay_tries_nothing(tmp_path: Path) -> None:
     """Others may hang on it, whom it does not know of."""
-    network = Network(tmp_path)
-    relay = Node(prepared(network.world.authority.relay_membership(network.relay, "relay")))
+    authority, key = World(tmp_path).authority, NodeKey.generate()
+    authority.ensure_relay_lease(key, "relay")
+    relay = Node(prepared(authority.relay_membership(key, "relay")))
     await relay.let_pass(200)
     assert relay.changes == []

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sim import Box, Sim, all_ready, ready, secret, story
-from sim_machine import EASYTIER
+from sim_machine import BROKER, EASYTIER
 
 from edgelink.errors import ExitCode, NotCommittedError, NotRecordedError
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.network_watch import STATE_FILE
 from edgelink.registry.payloads import Role
 from edgelink.registry.rotation import Step
+from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
@@ -171,6 +172,41 @@ async def test_a_relay_that_is_killed_in_the_middle_of_a_change_ends_it(sim: Sim
     absent.machine.is_stopped = False
     await all_ready(sim, [*boxes, absent])
     assert node.membership.held == absent.membership.held == secret(relay)
+
+
+@story
+async def test_the_newest_state_is_private_and_survives_damage(sim: Sim) -> None:
+    """0600; a damaged file is told of, and costs nothing but the memory."""
+    relay = await sim.relay()
+    node = await sim.join("edge-1", Role.EDGE, relay)
+    node.start()
+    await sim.until(node.has("SecretCurrent", "Current"), within_s=10)
+    await node.stop()
+    file = node.paths.state / STATE_FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("{")
+    relay.machine.end(BROKER)
+    relay.machine.broken.add(BROKER)
+    node.start()
+    await sim.passes(5)
+    assert node.facts.network.state is None
+    relay.machine.broken.clear()
+    await sim.until(node.has("SecretCurrent", "Current"), within_s=60)
+
+
+@story
+async def test_a_node_that_is_starting_is_not_taken_for_an_older_one(sim: Sim) -> None:
+    """Else a change would be refused for as long as that takes."""
+    relay = await sim.relay()
+    node = await sim.join("edge-1", Role.EDGE, relay)
+    node.start()
+    seen = []
+    for _ in range(100):
+        await sim.passes(0.05)
+        if node.node_id in relay.relay.registry.statuses:
+            seen.append(following(relay.relay.registry.statuses))
+    assert seen
+    assert all(found == ({node.node_id}, set()) for found in seen)
 
 
 class Disk:
