@@ -177,14 +177,11 @@ async def test_a_broker_that_ends_is_started_again(sim: Sim) -> None:
         assert of_overlay_and_ray(node) == ["+easytier", "+raylet"]
 
 
-@story
-async def test_whatever_ends_whenever_everybody_comes_back(sim: Sim) -> None:
+async def storm(sim: Sim, boxes: list[Box], faults: list[str]) -> None:
     """Faults that are drawn, some before the last one was mended."""
-    boxes = await ready(sim, "cloud", "edge-1", "edge-2")
     dice = random.Random(sim.seed)
     for _ in range(200 if os.environ.get("EDGELINK_SOAK") else 5):
-        box = dice.choice(boxes)
-        fault = dice.choice([EASYTIER, ECHO, RAYLET, GCS, BROKER, "daemon", "daemon and all", "uplink"])
+        box, fault = dice.choice(boxes), dice.choice(faults)
         sim.note(f"{fault} of {box.name} ends")
         if fault == "daemon":
             await box.kill()
@@ -202,3 +199,20 @@ async def test_whatever_ends_whenever_everybody_comes_back(sim: Sim) -> None:
         if dice.random() < 0.5:
             await all_ready(sim, boxes)
     await all_ready(sim, boxes)
+
+
+BESIDE_RAY = [EASYTIER, ECHO, BROKER, "daemon", "uplink"]
+
+
+@story
+async def test_whatever_ends_whenever_everybody_comes_back(sim: Sim) -> None:
+    await storm(sim, await ready(sim, "cloud", "edge-1", "edge-2"), [*BESIDE_RAY, RAYLET, GCS, "daemon and all"])
+
+
+@story
+async def test_whatever_ends_beside_ray_does_not_touch_it(sim: Sim) -> None:
+    """Nor do daemons that were killed while it worked."""
+    boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    await storm(sim, boxes, BESIDE_RAY)
+    for node in boxes[1:]:
+        assert not {f"-{RAYLET}", f"-{GCS}"} & set(node.machine.history)
