@@ -13,8 +13,8 @@ import json
 import re
 import ssl
 import tomllib
-from collections.abc import Callable, Collection, Hashable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
+from contextlib import asynccontextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
@@ -46,7 +46,7 @@ from edgelink.registry.broker import Broker
 from edgelink.registry.dynamic_security import ADMIN, fingerprint
 from edgelink.registry.transport import KEEPALIVE_S, Login, Message, MqttTransport, Session
 from edgelink.roles.this_machine import ThisMachine
-from edgelink.testing.memory_transport import MemoryBroker, MemoryTransport
+from edgelink.testing.memory_transport import MemoryBroker, MemorySession, MemoryTransport
 from edgelink.testing.overlay import FakeLinks
 from edgelink.testing.virtual_time import Program
 
@@ -149,7 +149,9 @@ class Machine(ThisMachine):
     def __init__(self, world: World, directory: Path, *, is_relay: bool = False) -> None:
         directory.mkdir()
         self.world, self.directory, self.is_relay = world, directory, is_relay
-        self.is_cut = False  # its uplink is away
+        self._is_cut = False
+        self._cuts = asyncio.Event()  # set, and replaced, whenever the uplink goes or comes
+        self.sessions: list[PlayedSession] = []  # with brokers elsewhere
         self.is_stopped = False  # its daemon stands still
         self.broken: set[str] = set()  # programs that cannot be started
         self.python, self.core = directory / "python3", directory / "easytier-core"
@@ -169,6 +171,26 @@ class Machine(ThisMachine):
         self.memory.is_up = False
         self.device = FakeLinks()
         world.machines.append(self)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its uplink is away."""
+        return self._is_cut
+
+    @is_cut.setter
+    def is_cut(self, is_cut: bool) -> None:
+        self._is_cut = is_cut
+        if is_cut:
+            for session in self.sessions:
+                asyncio.get_running_loop().call_later(1.5 * KEEPALIVE_S, session.give_up)
+        self.tell_of_uplink()
+
+    def tell_of_uplink(self) -> None:
+        told, self._cuts = self._cuts, asyncio.Event()
+        told.set()
+
+    async def uplink_changes(self) -> None:
+        await self._cuts.wait()
 
     def running(self, name: str) -> Running | None:
         """The program of that name, if it runs."""
@@ -403,13 +425,57 @@ class PlayedTransport(MqttTransport):
         super().__init__(context, keepalive_s=keepalive_s)
         self._machine = machine
 
-    def connect(
+    @asynccontextmanager
+    async def connect(
         self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
-    ) -> AbstractAsyncContextManager[Session]:
-        reached = {} if self._machine.is_cut else self._machine.world.brokers
-        own = {f"127.0.0.1:{port.rpartition(':')[2]}": broker for port, broker in self._machine.world.brokers.items()}
-        reached = {**reached, **(own if self._machine.is_relay else {})}
-        return MemoryTransport(reached).connect(address, login, will=will, timeout_s=timeout_s)
+    ) -> AsyncIterator[Session]:
+        machine = self._machine
+        own = {f"127.0.0.1:{port.rpartition(':')[2]}": broker for port, broker in machine.world.brokers.items()}
+        if machine.is_relay and address in own:
+            async with MemoryTransport(own).connect(address, login, will=will, timeout_s=timeout_s) as session:
+                yield session
+            return
+        reached = {} if machine.is_cut else machine.world.brokers
+        async with MemoryTransport(reached).connect(address, login, will=will, timeout_s=timeout_s) as session:
+            assert isinstance(session, MemorySession)
+            played = PlayedSession(machine, session)
+            machine.sessions.append(played)
+            try:
+                yield played
+            finally:
+                machine.sessions.remove(played)
+
+
+class PlayedSession:
+    """Nothing gets through while the machine's uplink is away. After a while both ends take it for lost."""
+
+    def __init__(self, machine: Machine, inner: MemorySession) -> None:
+        self._machine, self._inner = machine, inner
+        self._is_lost = False
+
+    def give_up(self) -> None:
+        """The keepalive had no answer for too long, if the uplink is away still."""
+        if self._machine.is_cut and not self._is_lost:
+            self._is_lost = True
+            self._inner.lose()
+            self._machine.tell_of_uplink()
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        await self._way()
+        await self._inner.publish(topic, payload, retain=retain)
+
+    async def subscribe(self, *topics: str) -> None:
+        await self._way()
+        await self._inner.subscribe(*topics)
+
+    async def messages(self) -> AsyncIterator[Message]:
+        async for message in self._inner.messages():
+            await self._way()
+            yield message
+
+    async def _way(self) -> None:
+        while self._machine.is_cut and not self._is_lost:
+            await self._machine.uplink_changes()
 
 
 class PlayedRay(LocalRay):

@@ -128,9 +128,11 @@ async def test_a_relay_that_was_stopped_costs_a_pause(sim: Sim) -> None:
 
 @story
 async def test_an_uplink_that_is_away_costs_a_pause(sim: Sim) -> None:
-    *_, edge = boxes = await ready(sim, "cloud", "edge-1")
+    relay, _, edge = boxes = await ready(sim, "cloud", "edge-1")
     edge.machine.is_cut = True
     await sim.until(lambda: not edge.has("PeersReachable")(), within_s=20)
+    await sim.until(lambda: not edge.has("RegistryConnected")(), within_s=25)
+    assert not relay.relay.registry.statuses[edge.node_id].online
     await sim.passes(60)
     edge.machine.is_cut = False
     await all_ready(sim, boxes)
