@@ -224,12 +224,10 @@ def test_a_revoked_token_is_refused(shared: Lab) -> None:
 
 
 def test_an_expired_token_is_refused(shared: Lab) -> None:
-    """By the relay's clock."""
+    """By the relay's clock: by the registry, or by the broker, which within half a minute forgets the token's user."""
     token = make_token(shared, "--ttl", "100ms")
     SystemClock().block(0.2)
-    assert_error(
-        Machine(shared, "edge-1", "too-late").join(token), 1, "expired", "edgelink token create", "TokenExpired"
-    )
+    assert_error(Machine(shared, "edge-1", "too-late").join(token), 1, "expired", "edgelink token create")
 
 
 def test_a_hostname_belongs_to_one_machine(shared: Lab) -> None:
