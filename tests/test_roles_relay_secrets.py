@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sim import Box, Sim, ready, secret, story
+from sim import BROKER_PORT, RELAY_ADDRESS, Box, Sim, ready, secret, story
 from sim_machine import BROKER
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
+from edgelink.overlay.link import LinkState
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.rotations import Revoked
 from edgelink.registry.statuses import SILENCE_S
@@ -89,6 +91,21 @@ async def test_a_node_is_put_out_and_each_other_is_followed(sim: Sim) -> None:
     again = await ask(relay, "revoke", node="edge-2")
     assert again.error is not None
     assert again.error["reason"] == "NodeRevoked"
+
+
+@story
+async def test_an_existing_overlay_waits_for_no_easytier(sim: Sim) -> None:
+    """The relay is on the new secret as soon as it counts: nothing is started anew for it, and nobody else says so."""
+    relay = sim.box("relay", Role.RELAY, overlay={"kind": "existing", "device": "wg0"})
+    address = IPv4Interface("10.144.0.1/16")
+    relay.machine.device.state = LinkState(True, True, (address,), 1420, index=3, routes=(address.network,))
+    sim.world.brokers[f"{RELAY_ADDRESS}:{BROKER_PORT}"] = relay.machine.memory
+    relay.start()
+    await sim.until(relay.has("SecretCurrent", "Current"), within_s=5)
+    begun_s = sim.clock.monotonic_s()
+    assert (await ask(relay, "rotate-secret")).behind == []
+    assert sim.clock.monotonic_s() < begun_s + 2
+    await sim.until(relay.has("SecretCurrent", "Current"), within_s=1)
 
 
 @story

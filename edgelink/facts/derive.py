@@ -45,7 +45,10 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 
     board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
     board.derive(EASYTIER_MAY_START, "permission", Permission, easytier_may_start)
-    board.derive(EASYTIER_AS_WANTED, "comparison", Confirmed, easytier_as_wanted)
+    if config.overlay.kind == "easytier":
+        board.derive(EASYTIER_AS_WANTED, "comparison", Confirmed, easytier_as_wanted)
+    else:
+        board.derive(EASYTIER_AS_WANTED, "comparison", Existing, existing_as_wanted)
 
 
 def derive_peers(board: Board[Facts], config: Config) -> None:
@@ -99,6 +102,19 @@ def easytier_as_wanted(now: Confirmed) -> bool | None:
     if now.overlay_spec is None:
         return False
     return None if now.confirmed_config is None else now.confirmed_config == now.overlay_spec.config_hash
+
+
+@dataclass(frozen=True)
+class Existing:
+    """What :func:`existing_as_wanted` depends on."""
+
+    overlay_spec: OverlaySpec | None
+    overlay_is_up: bool
+
+
+def existing_as_wanted(now: Existing) -> bool:
+    """The same of an overlay that something else made. It knows no secret of ours: nothing follows a change of it."""
+    return now.overlay_spec is not None and now.overlay_is_up
 
 
 @dataclass(frozen=True)
