@@ -27,6 +27,7 @@ from edgelink.roles.dashboard_view import health, placed_by_rank
 from edgelink.roles.nodes import Nodes
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, pretend
+from edgelink.training.run_record import RunRecord
 
 RELAY = CLOUD.model_copy(
     update={
@@ -268,11 +269,14 @@ async def test_a_link_is_for_root_and_rays_user(world: World) -> None:
 
 
 async def test_a_page_that_is_switched_off_has_no_link(tmp_path: Path) -> None:
-    """And no socket: its task ends at once."""
+    """And no socket: its task ends at once, and nothing is kept for it."""
     world = World(tmp_path, Config.model_validate({"web": {"listen": "off"}}))
     with pytest.raises(EdgelinkError, match="in the configuration"):
         await world.dashboard.link(ROOT, {})
     await world.dashboard.run()
+    world.runs.note(RunRecord(run_id="r", command="train"))
+    world.runs.add_points("r", [(1.0, {"loss": 0.5})])
+    assert (world.runs.take_records(), world.runs.take_points()) == ([], [])
 
 
 async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

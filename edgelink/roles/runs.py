@@ -97,8 +97,14 @@ class Runs:
 
     def _put_record(self, record: RunRecord) -> None:
         self._record = record
-        self._records.append((self._node.clock.now(), record))
+        if self._is_taken:
+            self._records.append((self._node.clock.now(), record))
         self._wake_watchers()
+
+    @property
+    def _is_taken(self) -> bool:
+        """Whether the page takes what is told. Without it, up to 64 batches of 1000 points would lie here for good."""
+        return self._node.config.web.listen != "off"
 
     def moment(self) -> dict[str, Any]:
         """For the flight recorder: how far the run in progress is."""
@@ -169,7 +175,8 @@ class Runs:
 
     def add_points(self, run_id: str, points: RunPoints) -> None:
         """Keep what a driver said of its steps until somebody takes it."""
-        self._points.append((run_id, points))
+        if self._is_taken:
+            self._points.append((run_id, points))
         self._wake_watchers()
 
     def note(self, record: RunRecord | None) -> None:
