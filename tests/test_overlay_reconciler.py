@@ -207,6 +207,17 @@ async def test_another_secret_is_confirmed_by_its_own_device(world: World) -> No
     assert world.runs_as_wanted is True
 
 
+async def test_what_cannot_be_started_again_does_not_run_as_wanted(world: World) -> None:
+    """It was ended for a reason, with the same configuration, and something is in the way of the next one."""
+    await world.up()
+    world.obstacle = OverlayError("port taken", reason="PortBusy")
+    world.given(restart_for_pair=Wish().again("it lost a node"))
+    with pytest.raises(OverlayError, match="port taken"):
+        await world.reconciler.reconcile()
+    assert not world.process.is_running
+    assert world.runs_as_wanted is False
+
+
 async def test_a_start_that_is_under_way_waits_for_its_device(world: World) -> None:
     """The device tells of itself many times until it is ready; none of that makes us spin."""
     await world.reconciler.reconcile()

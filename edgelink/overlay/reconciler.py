@@ -262,6 +262,7 @@ class OverlayReconciler:
         )
 
     async def _start(self, spec: OverlaySpec) -> float:
+        self._put_confirmed(self._confirmed_config)  # none runs, also while the start is waited for or refused
         if (wait_s := self._restarts.wait_s) > 0:
             return wait_s
         if not self._now.easytier_may_start:
