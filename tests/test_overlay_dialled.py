@@ -16,7 +16,7 @@ from edgelink.facts.facts import Facts
 from edgelink.facts.part import Action
 from edgelink.overlay import dialled
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.dialled import BringInStep, Inputs, LookAround, Looked, RelaysDialled, StartAnew, Wanted
+from edgelink.overlay.dialled import BringInStep, Forget, Inputs, LookAround, Looked, RelaysDialled, StartAnew, Wanted
 from edgelink.overlay.status import Peer
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
@@ -151,6 +151,24 @@ async def test_one_that_could_not_be_told_is_told_half_a_minute_later(easytier: 
     assert easytier.condition.reason == "AllDialled"
 
 
+async def test_a_try_at_an_easytier_that_has_just_ended_says_nothing_of_the_next_one(easytier: EasyTier) -> None:
+    """Its end is known before the device is missed: the next one, which starts with all relays, is left alone."""
+    easytier.want(FIRST, SECOND)
+    await easytier.settle()
+    assert easytier.condition.reason == "AllDialled"
+    easytier.is_deaf, easytier.neighbours = True, []
+    easytier.given(easytier_ends=1)
+    await easytier.settle()
+    easytier.given(overlay_is_up=False)
+    await easytier.settle()
+    easytier.is_deaf = False
+    easytier.config.write_text(f'[[peer]]\nuri = "{FIRST}"\n[[peer]]\nuri = "{SECOND}"\n')  # as the new start writes it
+    easytier.given(overlay_is_up=True, nobody_answers=True)
+    await easytier.settle()
+    assert easytier.condition.reason == "AllDialled"
+    assert easytier.wishes == 0
+
+
 async def test_a_silence_after_a_change_of_the_secret_is_none(easytier: EasyTier) -> None:
     """The others are being started anew, too: for five seconds."""
     easytier.is_deaf, easytier.neighbours = True, []
@@ -187,8 +205,9 @@ RESTART = StartAnew(f"nobody answers, and it does not dial {SECOND} yet")
         (replace(SILENT, own=replace(MISSING, listed_at_s=999.0, lists_others=True)), ASK, None),
         (replace(SILENT, own=replace(MISSING, listed_at_s=999.5, lists_others=False)), RESTART, None),
         (replace(SILENT, own=replace(MISSING, listed_at_s=999.5, has_wished=True)), None, 20.0),
-        (replace(SILENT, overlay_is_up=False), None, 30.0),
-        (replace(SILENT, overlay_spec=None), None, 30.0),
+        (replace(SILENT, overlay_is_up=False), Forget(), 30.0),
+        (replace(SILENT, overlay_is_up=False, own=Looked()), None, 30.0),
+        (replace(SILENT, overlay_spec=None), Forget(), 30.0),
     ],
     ids=[
         "a new daemon",
@@ -204,6 +223,7 @@ RESTART = StartAnew(f"nobody answers, and it does not dial {SECOND} yet")
         "it is alone",
         "a restart is wished",
         "no device",
+        "no device for long",
         "no lease",
     ],
 )

@@ -99,7 +99,15 @@ class StartAnew(Action):
     why: str
 
 
-class RelaysDialled(Part[Inputs, BringInStep | LookAround | StartAnew]):
+@dataclass(frozen=True)
+class Forget(Action):
+    """Take nothing that was seen for true any more: EasyTier may be another one once its device is up again."""
+
+
+Do = BringInStep | LookAround | StartAnew | Forget
+
+
+class RelaysDialled(Part[Inputs, Do]):
     """Sets ``RelaysDialled``, which only informs."""
 
     name: ClassVar[str] = "relays-dialled"
@@ -117,10 +125,11 @@ class RelaysDialled(Part[Inputs, BringInStep | LookAround | StartAnew]):
         self._config_path = config_path
         self._clock = clock
 
-    def plan(self, now: Inputs, at_s: float) -> Decision[BringInStep | LookAround | StartAnew]:
+    def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         spec, own = now.overlay_spec, now.own
         if spec is None or not now.overlay_is_up:
-            return Decision((is_unknown(self.condition, "OverlayDown", "the overlay device is not up"),))
+            told = is_unknown(self.condition, "OverlayDown", "the overlay device is not up")
+            return Decision((told,), None if own == Looked() else Forget())
         wanted = Wanted(now.easytier_ends, spec.peers)
         try_again_s = own.at_s + _LOOK_S - at_s
         if own.done != wanted or (own.missing and try_again_s <= 0):
@@ -145,7 +154,7 @@ class RelaysDialled(Part[Inputs, BringInStep | LookAround | StartAnew]):
             return Decision(says, again_s=min(own.listed_at_s + _CUT_OFF_LOOK_S - at_s, try_again_s))
         return Decision(says, StartAnew(f"nobody answers, and it does not dial {missing} yet"))
 
-    async def act(self, action: BringInStep | LookAround | StartAnew) -> None:
+    async def act(self, action: Do) -> None:
         match action:
             case BringInStep(wanted, rpc_port):
                 missing, why = await self._bring_in_step(wanted.urls, rpc_port)
@@ -163,6 +172,8 @@ class RelaysDialled(Part[Inputs, BringInStep | LookAround | StartAnew]):
             case StartAnew(why):
                 self._wish(self._board.facts.restart_for_relays.again(why))
                 self.own = replace(self.own, has_wished=True)
+            case Forget():
+                self.own = Looked()
 
     async def _bring_in_step(self, urls: tuple[str, ...], rpc_port: int) -> tuple[tuple[str, ...], str]:
         """Add and remove relays through the RPC. Return those that could not be added, and why."""
