@@ -11,7 +11,7 @@ import pytest
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet, is_not_so, is_so
-from edgelink.errors import RegistryUnavailableError
+from edgelink.errors import RegistryUnavailableError, UsageError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part, run_part
 from edgelink.registry.rotations import NodeRevokedError
@@ -168,6 +168,24 @@ async def test_a_failure_is_said_and_the_action_tried_again(world: World) -> Non
     world.want("ray")
     await eventually(lambda: world.board.facts.runs == "ray")
     assert world.part.acts == ["ray"] * 3
+
+
+async def test_a_change_while_an_action_fails_does_not_wait_for_the_next_try(world: World) -> None:
+    """Half a minute, where a retry cannot help: but this is another action."""
+    may_fail = asyncio.Event()
+
+    async def fail(what: str) -> None:
+        if what == "COMMIT":
+            await may_fail.wait()
+            raise UsageError("it can never be")
+
+    world.part.during = fail
+    world.want("COMMIT")
+    await eventually(lambda: world.part.acts == ["COMMIT"])
+    world.want("ray")
+    await eventually(lambda: "ray starts" in world.says())
+    may_fail.set()
+    await eventually(lambda: world.board.facts.runs == "ray")
 
 
 async def test_a_defect_of_the_plan_leaves_no_action_behind(world: World) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
+_CHANGED_S = 1.0  # after a failure, where something has changed meanwhile
 
 
 class Action:
@@ -97,8 +98,9 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
     done: tuple[object, object] | None = None  # inputs and action
     done_at_s = 0.0
     while True:
+        own = part.own
+        now = board.select(part.inputs, own)
         try:
-            now = board.select(part.inputs, part.own)
             decision = _planned(part, board, now, conditions, clock)
             if decision.ends is not None:
                 break
@@ -114,6 +116,8 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
             tries.went_well()
         except Exception as failure:  # the loop is the one place where the unexpected ends
             done, wait_s = None, tries.failed(failure)
+            if board.select(part.inputs, own) != now:  # a fact's wake-up is spent, if it came while the action ran
+                wait_s = min(wait_s, _CHANGED_S)
         await part.wakeup.wait(wait_s)
     raise decision.ends
 
