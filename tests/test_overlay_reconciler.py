@@ -275,6 +275,21 @@ async def test_after_a_standstill_somebody_has_to_answer(world: World, *, answer
     assert world.process.stops == (0 if answers else 1)
 
 
+async def test_an_answer_before_the_standstill_was_seen_to_is_asked_for_once_more(world: World) -> None:
+    """What asks the others is woken by the same fact, and may be quicker: it asks again in ten seconds only."""
+    await world.up()
+    world.given(standstills=1)
+    world.given(last_answer_s=world.clock.monotonic_s())
+    await world.clock.advance(0.05)  # the look that was under way
+    again_s = await world.reconciler.reconcile()
+    assert world.board.facts.echo_wishes == 1
+    await world.clock.advance(0.05)
+    world.given(last_answer_s=world.clock.monotonic_s())
+    await world.clock.advance(again_s)
+    await world.reconciler.reconcile()
+    assert world.process.stops == 0
+
+
 async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
     """The first unasked end after a confirmed start costs no pause."""
     await world.up()

@@ -88,6 +88,7 @@ class Uplink:
     def stood_still(self) -> None:
         """The machine slept, or stood still: its connections may have been cut without a trace."""
         self._stood_still, self._doubt_since_s = True, self._clock.monotonic_s()
+        self._ask()  # what was asked at the standstill's end was asked before this moment, and proves nothing after it
 
     async def look(self, pid: int, spec: OverlaySpec) -> Finding:
         """Compare EasyTier's connections with the machine's addresses and routes."""
