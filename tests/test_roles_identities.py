@@ -63,6 +63,16 @@ async def test_an_easytier_that_gets_through_to_nobody_is_hardly_asked(tmp_path:
     assert await EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW]).talk(10) in (9, 10)
 
 
+async def test_an_easytier_that_never_stops_talking_wakes_nobody_again(tmp_path: Path) -> None:
+    """It was heard already, and is asked when it may be asked again."""
+    world = EasyTierList(tmp_path, [])
+    await world.talk(0.1)
+    world.identities.note_news()
+    world.identities.wakeup.clear()
+    world.identities.note_news()
+    assert not world.identities.wakeup.is_set
+
+
 async def test_twins_that_stay_are_looked_at_at_leisure(tmp_path: Path) -> None:
     """Fresh ones are worth every look, a copied disk is not."""
     world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW, replace(OTHER_ROW, peer_id="3")])

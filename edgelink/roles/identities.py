@@ -130,9 +130,10 @@ class Identities(Part[Inputs, Look | CloseDead]):
             await asyncio.Event().wait()
 
     def note_news(self) -> None:
-        """EasyTier has written to its log."""
-        self.own = replace(self.own, has_news=True)
-        self.wakeup.set()
+        """EasyTier has written to its log. A broken one does so as often as it can, which is told once a look."""
+        if not self.own.has_news:
+            self.own = replace(self.own, has_news=True)
+            self.wakeup.set()
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Look | CloseDead]:
         own = now.own
