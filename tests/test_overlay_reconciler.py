@@ -471,3 +471,16 @@ async def test_who_only_watches_easytier_does_not_know_what_it_runs_with(world: 
     other.release()
     await world.reconciler.reconcile()
     assert world.runs_as_wanted is False, "it has nothing to adopt here, and starts EasyTier"
+
+
+async def test_who_takes_easytier_over_does_not_serve_what_was_wished_long_ago(paths: Paths) -> None:
+    """A wish is for the EasyTier of its moment, which somebody else of this machine had."""
+    world = World(paths, adoptable=running())
+    world.links.state = UP
+    other = Ownership(world.paths.runtime / "overlay.lock")
+    assert other.acquire()
+    world.given(restart_for_pair=Wish(1, "edge-2 was lost"))
+    await world.reconciler.reconcile()
+    other.release()
+    await world.reconciler.reconcile()
+    assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)

@@ -174,6 +174,7 @@ class OverlayReconciler:
         hide(*spec.secrets)
         self._is_others = not self._ownership.acquire()
         if self._is_others:
+            self._wished()  # and not served: it would be another EasyTier by the time that it is ours
             self._report(device_problem(await self._links.observe(spec.device), spec), spec)
             return _TAKE_OVER_LOOK_S
         self._adopt()
