@@ -28,6 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if IN_MEMORY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # pytest's own word for where tmp_path is
 
+# Whoever asks Ray for something starts a Ray of its own otherwise, whose threads outlive the test.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
 # Several processes share the cores already, and the nets are tiny.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -200,8 +200,9 @@ def env_worker(task: Task) -> EnvWorker:
     return EnvWorker(SIMULATOR, 2, ControlSettings("cart-pole"), ("", ""), 0, task)
 
 
-def test_a_simulator_stays_in_the_thread_that_made_it(bound_task: Task) -> None:
+def test_a_simulator_stays_in_the_thread_that_made_it(bound_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for it: Ray's thread, which is here this one, or the rollout worker, to train and to evaluate."""
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a node"))
     worker, other = env_worker(bound_task), env_worker(bound_task)
     actions = np.zeros(2, np.int64)
     assert worker.introduced().spaces == Spaces((3,), "float32", 2)
