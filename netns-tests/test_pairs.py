@@ -103,13 +103,22 @@ class Network:
         return 22.0
 
     def avoid(self, edge: str, cut_s: float) -> None:
-        """Wait until a cut of so many seconds holds nobody's moment between its notice and its end."""
-        margin_s = 3.0
-        while any(
-            (self.age_s(node) + NOTICED_S - margin_s) % TICK_S > TICK_S - max(0.0, cut_s - NOTICED_S) - 2 * margin_s
-            for node in (RELAY, *NODES)
-            if node != edge
-        ):
+        """Wait until a cut of so many seconds kills no pair.
+
+        Such a cut holds nobody's moment between its notice and its end, or the relay's as well: then the relay tells
+        everything anew. Two moments are half a minute apart, so a long cut always holds one.
+        """
+        margin_s, held_s = 3.0, max(0.0, cut_s - NOTICED_S)
+
+        def is_held(node: str, margin_s: float) -> bool:
+            left_s = (-self.age_s(node) - NOTICED_S) % TICK_S  # from its notice to the node's next moment
+            return left_s < held_s + margin_s or left_s > TICK_S - margin_s
+
+        def is_harmless() -> bool:
+            others = [node for node in NODES if node != edge]
+            return is_held(RELAY, -margin_s) or not any(is_held(node, margin_s) for node in others)
+
+        while not is_harmless():
             time.sleep(0.5)  # EasyTier's own clock; not a synchronisation
 
     def cut(self, edge: str, seconds: float) -> float:
