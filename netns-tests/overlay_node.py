@@ -17,6 +17,8 @@ from edgelink import log
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import OverlayConfig, Paths
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
@@ -24,6 +26,7 @@ from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
 from edgelink.reconcile import run_reconciler
+from edgelink.testing.facts import give
 
 
 def show(condition: Condition) -> None:
@@ -51,8 +54,10 @@ async def main(settings: dict[str, object]) -> None:
         host_tcp.adjust(paths.host_tcp, patience_s=300)
     congestion = TunnelCongestion(links, clock, config.device, is_wanted=bool(settings.get("sets_bbr", True)))
     core = Path(str(settings["core"]))
+    board = Board(Facts())
+    give(board, overlay_spec=spec, easytier_may_start=True)
     overlay = OverlayReconciler(
-        spec=lambda: spec,
+        board=board,
         binary=lambda: EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"])),
         config=config,
         paths=paths,
@@ -62,10 +67,6 @@ async def main(settings: dict[str, object]) -> None:
         clock=clock,
         owner_lock=paths.runtime / "overlay.lock",
         congestion=congestion,
-        may_start=lambda: True,
-        last_answer_s=lambda: None,
-        ask_peers=lambda: None,
-        on_end=lambda: None,
     )
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()

@@ -38,6 +38,7 @@ from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login, Session
 from edgelink.roles.report_exchange import ReportExchange
+from edgelink.testing.registry_client import LoneClient
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -57,7 +58,8 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
     head, edge, other = await relay.join("cloud", Role.HEAD), await relay.join("edge-1"), await relay.join("edge-2")
     old_directory = relay.authority.directory()
     spec = cluster_spec(relay, head, 1, edge)
-    edge.client.reports = reports = reports_of(edge, relay)
+    reports = reports_of(edge, relay)
+    edge.client = LoneClient(edge.membership, edge.key, CLOCK, reports=reports)
     async with head.running(), edge.running():
         head.client.publish_cluster(head.key.sign(Kind.CLUSTER_SPEC, spec))
         await soon(lambda: edge.client.cluster_spec == spec)
@@ -71,12 +73,8 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
         state = open_envelope(network_state, Kind.NETWORK, NetworkState, relay.keys.verify_key_b64)
         assert state.rotation is None
         await soon(lambda: edge.client.facts.network.state == state)
-        await soon(
-            lambda: (
-                edge.client.facts.network.secrets is not None and edge.client.facts.network.secrets.secret_epoch == 2
-            )
-        )
-    secrets, outdated = edge.client.facts.network.secrets, edge.client.refusals.counts[OUTDATED]
+        await soon(lambda: edge.client.facts.network.given is not None and edge.client.facts.network.given.epoch == 2)
+    given, outdated = edge.client.facts.network.given, edge.client.refusals.counts[OUTDATED]
     directory, lease = edge.client.directory, edge.client.facts.next_lease
     await relay.crash()
     await relay.broker.stop()
@@ -104,7 +102,7 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
         assert edge.client.facts.next_lease == lease
         assert edge.client.cluster_spec == newer
         assert edge.client.facts.network.state == state
-        assert edge.client.facts.network.secrets == secrets
+        assert edge.client.facts.network.given == given
         assert not edge.client.facts.network.is_revoked
         # The directory, the cluster spec, and of the secret all that was played again, but what another node can open.
         assert edge.client.refusals.counts[OUTDATED] - outdated == 2 + len(recorded) - 1
