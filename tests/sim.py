@@ -45,8 +45,8 @@ from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
 from edgelink.registry.transport import Login
 from edgelink.roles.bootstrap import Relay
-from edgelink.roles.edge import edge_of
-from edgelink.roles.head import head_of
+from edgelink.roles.edge import Edge
+from edgelink.roles.head import Head
 from edgelink.roles.node import Node
 from edgelink.testing.virtual_time import LoopClock, VirtualLoop, run
 
@@ -265,7 +265,7 @@ class Box:
         clock = self.sim.clock
         if self.role is Role.RELAY:
             return Relay(self.config, self.paths, clock, self.machine, None)
-        return (head_of if self.role is Role.HEAD else edge_of)(self.config, self.paths, clock, self.machine, None)
+        return (Head if self.role is Role.HEAD else Edge)(self.config, self.paths, clock, self.machine, None)
 
     def _watch(self, board: Board[Facts]) -> None:
         put, self.history = board._put, []

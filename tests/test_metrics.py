@@ -24,8 +24,8 @@ from edgelink.config import Config, Paths
 from edgelink.config.load import override
 from edgelink.errors import ConfigError
 from edgelink.overlay.path_watch import Way
-from edgelink.roles.edge import edge_of
-from edgelink.roles.head import head_of
+from edgelink.roles.edge import Edge
+from edgelink.roles.head import Head
 from edgelink.roles.node import Node
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.this_machine import ThisMachine
@@ -69,7 +69,7 @@ def read_samples(samples: Iterable[Sample]) -> dict[tuple[str, tuple[tuple[str, 
 
 def edge(tmp_path: Path, config: Config | None = None) -> Node:
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    return edge_of(config or Config(), paths, FakeClock(), ThisMachine(), None)
+    return Edge(config or Config(), paths, FakeClock(), ThisMachine(), None)
 
 
 def test_the_page_is_what_the_table_says() -> None:
@@ -142,7 +142,7 @@ async def test_who_takes_the_relays_name_does_not_take_its_series(
 ) -> None:
     """EasyTier tells what each node calls itself; who is who is the directory's to say."""
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    node = head_of(Config(), paths, FakeClock(), ThisMachine(), None)
+    node = Head(Config(), paths, FakeClock(), ThisMachine(), None)
     relay, robot, stranger = (IPv4Address(f"10.10.0.{number}") for number in (1, 3, 9))
     give(node.board, holders={relay: "relay", robot: "edge-2"})
 

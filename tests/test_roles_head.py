@@ -9,7 +9,7 @@ from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import NetworkState
-from edgelink.roles.head import head_of, put_out
+from edgelink.roles.head import Head, put_out
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
@@ -26,7 +26,7 @@ def test_only_who_was_put_out_is_buried() -> None:
 async def test_a_daemon_that_is_asked_to_end_leaves_the_lock_to_the_next_one(tmp_path: Path) -> None:
     """The run's request is closed by the daemon's end and not by the run."""
     paths, clock = Paths(tmp_path / "state", tmp_path / "run"), FakeClock()
-    daemon = head_of(Config(), paths, clock, ThisMachine(), None)
+    daemon = Head(Config(), paths, clock, ThisMachine(), None)
     with daemon._runs.lock.held_by(Caller(os.getpid(), 0, 0)):
         daemon.stop_request.request()
-    assert head_of(Config(), paths, clock, ThisMachine(), None).conditions.is_true("DriverRunning")
+    assert Head(Config(), paths, clock, ThisMachine(), None).conditions.is_true("DriverRunning")

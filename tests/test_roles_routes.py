@@ -11,8 +11,8 @@ from edgelink.registry.payloads import RelayAddresses
 from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
 from edgelink.roles.daemon import Daemon
-from edgelink.roles.edge import edge_of
-from edgelink.roles.head import head_of
+from edgelink.roles.edge import Edge
+from edgelink.roles.head import Head
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
@@ -36,8 +36,8 @@ def answered(daemon: Daemon) -> set[str]:
 def test_each_daemon_answers_what_its_commands_ask(tmp_path: Path) -> None:
     """A relay without a registry answers what a registry is asked for as well: it says where that is."""
     config, clock, paths = Config(), FakeClock(), Paths(tmp_path / "state", tmp_path / "run")
-    assert answered(edge_of(config, paths, clock, ThisMachine(), None)) == NODES
-    assert answered(head_of(config, paths, clock, ThisMachine(), None)) == HEADS | {
+    assert answered(Edge(config, paths, clock, ThisMachine(), None)) == NODES
+    assert answered(Head(config, paths, clock, ThisMachine(), None)) == HEADS | {
         "POST /dashboard",
         "POST /dashboard/logout",
     }

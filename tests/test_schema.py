@@ -18,8 +18,8 @@ from edgelink.config import Config, Paths
 from edgelink.files import private_directory
 from edgelink.overlay.path_watch import Way
 from edgelink.registry.payloads import Role
-from edgelink.roles.edge import edge_of
-from edgelink.roles.head import head_of
+from edgelink.roles.edge import Edge
+from edgelink.roles.head import Head
 from edgelink.roles.others import KnownNode, together
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
@@ -49,7 +49,7 @@ def test_the_status_of_a_node(role: Role, tmp_path: Path) -> None:
     (paths.state / "last-run.json").write_text(
         RunRecord(run_id="r", command="python", attempts=(attempt,)).model_dump_json()
     )
-    node = (head_of if role is Role.HEAD else edge_of)(Config(), paths, FakeClock(), ThisMachine(), None)
+    node = (Head if role is Role.HEAD else Edge)(Config(), paths, FakeClock(), ThisMachine(), None)
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
     assert (node.status().get("run") is not None) == (role is Role.HEAD)
     daemon = {**node.status(), "paths": [WAY]}

@@ -94,7 +94,7 @@ class Probes:
         return os.geteuid() == 0
 
     def run(self, argv: Sequence[str]) -> Ran:
-        """What a program prints, or why it does not. Raises TimeoutExpired as :func:`run_program`."""
+        """Run a program and return what it prints. Raises TimeoutExpired as :func:`run_program`."""
         return run_program(argv)
 
     def space(self, path: Path) -> Space:

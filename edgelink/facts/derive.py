@@ -79,7 +79,7 @@ def running(now: Kept) -> Membership | None:
 
 @dataclass(frozen=True)
 class Permission:
-    """What :func:`easytier_may_start` depends on."""
+    """The facts that :func:`easytier_may_start` depends on."""
 
     admission: Admission
 
@@ -91,7 +91,7 @@ def easytier_may_start(now: Permission) -> bool:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What :func:`easytier_as_wanted` depends on."""
+    """The facts that :func:`easytier_as_wanted` depends on."""
 
     overlay_spec: OverlaySpec | None
     confirmed_config: str | None
@@ -106,7 +106,7 @@ def easytier_as_wanted(now: Confirmed) -> bool | None:
 
 @dataclass(frozen=True)
 class Existing:
-    """What :func:`existing_as_wanted` depends on."""
+    """The facts that :func:`existing_as_wanted` depends on."""
 
     overlay_spec: OverlaySpec | None
     overlay_is_up: bool
@@ -155,7 +155,7 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
 
 @dataclass(frozen=True)
 class Network:
-    """What :func:`targets` depends on, besides the configuration."""
+    """The facts that :func:`targets` depends on, besides the configuration."""
 
     running: Membership | None
     directory: Directory | None
@@ -197,7 +197,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
 
 @dataclass(frozen=True)
 class Answers:
-    """What :func:`peers_connected` depends on."""
+    """The facts that :func:`peers_connected` depends on."""
 
     overlay_is_up: bool
     targets: Targets | None

@@ -40,7 +40,7 @@ Do = TypeVar("Do", bound=Action)
 
 @dataclass(frozen=True)
 class Decision(Generic[Do]):
-    """What a part says to people, what it does now, and when it looks again although nothing has changed.
+    """The decision of a part: what to say, what to do now, and when to look again without a change.
 
     ``ends``: the error that ends the daemon, because no retry can help. Nothing is done then.
     """
@@ -87,7 +87,7 @@ class Part(ABC, Generic[Inputs, Do]):
 
 
 async def run_part(part: Part[Any, Any], board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
-    """Plan and act for ever; ends by cancellation, or by a decision that ends the daemon.
+    """Plan and act until the task is cancelled or a decision ends the daemon.
 
     An action that was done and changed none of the inputs is not repeated before the decision's ``again_s``.
 

@@ -11,7 +11,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from edgelink.api.server import Caller, Route, route, stream_route
@@ -21,13 +20,12 @@ from edgelink.process import is_alive
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.node import Node
-from edgelink.roles.progress import all_ready, follow, not_done
+from edgelink.roles.progress import LOOK_S, all_ready, follow_by_clock
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.run_lock import RunInProgressError
 from edgelink.roles.runs import RayStoppedError, Runs
 
-_LOOK_S = 0.25
 _TIMEOUT_S = 120.0
 log = get_logger("ray")
 
@@ -67,14 +65,8 @@ class ClusterRay:
 
             hint = "what is named goes on by itself; `edgelink status` there says what it waits for"
             timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
-            clock = self._node.clock
-            async for report in follow(
-                rows,
-                all_ready,
-                clock=clock,
-                timeout_s=timeout_s,
-                late=not_done(hint),
-                next_change=partial(clock.sleep, _LOOK_S),
+            async for report in follow_by_clock(
+                rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, hint=hint
             ):
                 yield report
             others = [node for node in self._runs.nodes() if not _is_asked(node, rank, before)]
@@ -135,14 +127,8 @@ class ClusterRay:
                 return seen
 
             hint = "the others' Ray ends when their daemons are back; `edgelink status` here says what holds ours up"
-            clock = self._node.clock
-            async for report in follow(
-                rows,
-                lambda _rows: self._is_gone,
-                clock=clock,
-                timeout_s=timeout_s,
-                late=not_done(hint),
-                next_change=partial(clock.sleep, _LOOK_S),
+            async for report in follow_by_clock(
+                rows, lambda _rows: self._is_gone, clock=self._node.clock, timeout_s=timeout_s, hint=hint
             ):
                 yield report
             yield {"event": "done", "absent": [node.hostname for node in seen if not node.ready]}
@@ -178,7 +164,7 @@ class ClusterRay:
                     f"the run of {holder} has not ended {timeout_s:g} s after SIGTERM; Ray was not touched",
                     hint="end it with SIGKILL, then `edgelink stop --all` again",
                 )
-            await clock.sleep(_LOOK_S)
+            await clock.sleep(LOOK_S)
 
 
 def renewed(node: NodeReadiness, before: Mapping[int, str | None]) -> NodeReadiness:

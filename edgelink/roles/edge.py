@@ -19,12 +19,7 @@ from edgelink.roles.this_machine import ThisMachine
 
 async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the edge daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
-    await edge_of(config, paths, clock, ThisMachine(), enrolment).run()
-
-
-def edge_of(config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None) -> Edge:
-    """An edge's daemon, put together."""
-    return Edge(config, paths, clock, machine, enrolment)
+    await Edge(config, paths, clock, ThisMachine(), enrolment).run()
 
 
 class Edge(Node):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 from edgelink.api.server import Caller, Route, stream_route
@@ -11,12 +10,11 @@ from edgelink.errors import RayClusterError
 from edgelink.process import Identity
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.roles.node import Node
-from edgelink.roles.progress import all_ready, follow, not_done
+from edgelink.roles.progress import all_ready, follow_by_clock
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.run_lock import RunInProgressError
 
-_LOOK_S = 0.25
 _TIMEOUT_S = 120.0
 
 
@@ -57,15 +55,7 @@ class EdgeRay:
 
         timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
         hint = "it goes on by itself; `edgelink status` says what it waits for"
-        clock = self._node.clock
-        async for report in follow(
-            rows,
-            all_ready,
-            clock=clock,
-            timeout_s=timeout_s,
-            late=not_done(hint),
-            next_change=partial(clock.sleep, _LOOK_S),
-        ):
+        async for report in follow_by_clock(rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, hint=hint):
             yield report
         yield {"event": "done", "absent": []}
 

@@ -25,8 +25,8 @@ from edgelink.registry.payloads import RelayAddresses
 from edgelink.registry.store import RegistryStore
 from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
-from edgelink.roles.edge import edge_of
-from edgelink.roles.head import head_of
+from edgelink.roles.edge import Edge
+from edgelink.roles.head import Head
 from edgelink.roles.member import Member
 from edgelink.roles.this_machine import ThisMachine
 
@@ -45,8 +45,8 @@ def boards() -> dict[str, Board[Facts]]:
         root, config, clock, machine = Path(directory), Config(), SystemClock(), ThisMachine()
         relay = Relay(config, _paths(root / "relay"), clock, machine, None)
         members: dict[str, Member] = {
-            "head": head_of(config, _paths(root / "head"), clock, machine, None),
-            "edge": edge_of(config, _paths(root / "edge"), clock, machine, None),
+            "head": Head(config, _paths(root / "head"), clock, machine, None),
+            "edge": Edge(config, _paths(root / "edge"), clock, machine, None),
             "additional relay": AdditionalRelay(
                 config,
                 _paths(root / "additional"),

@@ -64,12 +64,7 @@ class NodeNews:
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the head daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
-    await head_of(config, paths, clock, ThisMachine(), enrolment).run()
-
-
-def head_of(config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None) -> Head:
-    """A head's daemon, put together."""
-    return Head(config, paths, clock, machine, enrolment)
+    await Head(config, paths, clock, ThisMachine(), enrolment).run()
 
 
 class Head(Node):
