@@ -118,6 +118,7 @@ def start_edges(lab: Lab) -> None:
         wait_for_condition(lab, node, "RegistryConnected", "Connected")
 
 
+@pytest.mark.long
 def test_a_metered_edge_stays_within_its_budget(make_lab: MakeLab) -> None:
     lab = make_lab()
     lab.up(edges=2)

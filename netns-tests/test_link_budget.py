@@ -57,6 +57,7 @@ def test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused(road:
     assert budget["better"][0]["place"] == "rollout and env beside actor"
 
 
+@pytest.mark.long
 def test_a_training_tells_its_budget_and_what_came_of_it(road: Road, tmp_path: Path) -> None:
     """Before its first update and after the last one; a pace that the link cannot carry ends it before it begins."""
     cluster, report = write_demo_cluster(tmp_path / "cluster.yaml", 1), tmp_path / "report.json"
