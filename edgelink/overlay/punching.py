@@ -8,12 +8,14 @@ nftables refuse these packets. Their elements expire: when no daemon renews them
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import RELAYS_DIALLED
 from edgelink.errors import EdgelinkError
 from edgelink.facts.board import Board
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
@@ -54,6 +56,27 @@ METERED_SEARCH = Search(after_change_s=60.0, again_every_s=None)
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What the part itself has seen and done.
+
+    Attributes:
+        at_s: when it looked last, on the monotonic clock. Long ago: it has not.
+        unix_s: the Unix time then.
+        found: EasyTier and all that makes it search anew. None: there is nothing to bound.
+        found_s: since when that is so.
+        is_over: the search is over. None: as a predecessor left it.
+        set_s: when the part wrote the sets last, or tried to. Long ago: it has not.
+    """
+
+    at_s: float = float("-inf")
+    unix_s: float = 0.0
+    found: Hashable = None
+    found_s: float = 0.0
+    is_over: bool | None = None
+    set_s: float = float("-inf")
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What tells whether EasyTier may search: it begins anew when other nodes come and go, or are reached otherwise."""
 
@@ -61,9 +84,23 @@ class Inputs:
     is_metered: bool
     listing: frozenset[tuple[str, bool]]
     online: frozenset[str]
+    own: Looked
 
 
-class PunchLimit:
+@dataclass(frozen=True)
+class Look(Action):
+    """See whether anything has changed that makes EasyTier search anew."""
+
+
+@dataclass(frozen=True)
+class Bound(Action):
+    """End the search or open it. ``stun_servers``: those that EasyTier cannot ask after its end."""
+
+    is_over: bool
+    stun_servers: tuple[str, ...]
+
+
+class PunchLimit(Part[Inputs, Look | Bound]):
     """Opens and closes EasyTier's search for direct paths.
 
     Args:
@@ -74,6 +111,8 @@ class PunchLimit:
     """
 
     name: ClassVar[str] = "punch-limit"
+    condition: ClassVar[str] = RELAYS_DIALLED.name
+    inputs = Inputs
 
     def __init__(
         self,
@@ -85,65 +124,67 @@ class PunchLimit:
         search: Search = Search(),
         uplinks: Callable[[int, OverlaySpec], Hashable],
     ) -> None:
+        super().__init__(board, own=Looked())
+        self.own: Looked
         self._board = board
-        board.read(Inputs, self.name, None)
         self._process = process
         self._guard = guard
         self._search = search
         self._clock = clock
         self._uplinks = uplinks
-        self._last: Hashable = None
-        self._changed_s = 0.0
-        self._is_over: bool | None = None  # None: as a predecessor left it
-        self._renew_at_s = 0.0
         self._outage = Outage(clock)
 
-    async def run(self) -> None:
-        """Ends by cancellation only."""
-        while True:
-            await self.look()
-            await self._clock.sleep(_LOOK_S)
-
-    async def look(self) -> None:
-        """Open the search at a change, close it once it took long enough."""
-        now, now_s = self._board.select(Inputs), self._clock.monotonic_s()
-        spec, identity = now.overlay_spec, self._process.identity
-        if spec is None or identity is None or not spec.punching:
-            self._last = None
-            return
-        seen = (identity.pid, self._uplinks(identity.pid, spec), now.listing, now.online)
+    def plan(self, now: Inputs, at_s: float) -> Decision[Look | Bound]:
+        own, spec = now.own, now.overlay_spec
+        again_s = own.at_s + _LOOK_S - at_s
+        if again_s <= 0:
+            return Decision(does=Look())
         search = METERED_SEARCH if now.is_metered else self._search
-        if seen != self._last:
-            self._last, self._changed_s = seen, now_s
-        lasted = now_s - self._changed_s >= search.after_change_s
-        is_over = lasted and not search.is_due(self._clock.now().timestamp())
-        if is_over == self._is_over and (not is_over or now_s < self._renew_at_s):
-            return
-        self._renew_at_s = now_s + _RENEW_S
-        try:
-            await self._set(spec, is_over=is_over)
-        except EdgelinkError as error:
-            if self._outage.is_news(error.condition_reason):
-                _log.warning("overlay.search_not_bounded", error=str(error))
-            return
-        self._outage.over()
-        if is_over != self._is_over:
-            _log.info("overlay.search_over" if is_over else "overlay.search_begins")
-        self._is_over = is_over
+        is_over = own.at_s >= own.found_s + search.after_change_s and not search.is_due(own.unix_s)
+        is_set = is_over == own.is_over and (not is_over or own.at_s < own.set_s + _RENEW_S)
+        if spec is None or own.found is None or is_set or own.set_s >= own.at_s:
+            return Decision(again_s=again_s)
+        return Decision(does=Bound(is_over, spec.stun_servers))
 
-    async def _set(self, spec: OverlaySpec, *, is_over: bool) -> None:
+    async def act(self, action: Look | Bound) -> None:
+        match action:
+            case Look():
+                self._look()
+            case Bound(is_over, stun_servers):
+                self.own = replace(self.own, set_s=self._clock.monotonic_s())
+                try:
+                    await self._set(stun_servers, is_over=is_over)
+                except EdgelinkError as error:
+                    if self._outage.is_news(error.condition_reason):
+                        _log.warning("overlay.search_not_bounded", error=str(error))
+                    return
+                self._outage.over()
+                if is_over != self.own.is_over:
+                    _log.info("overlay.search_over" if is_over else "overlay.search_begins")
+                self.own = replace(self.own, is_over=is_over)
+
+    def _look(self) -> None:
+        now, at_s, easytier = self._board.select(Inputs, self.own), self._clock.monotonic_s(), self._process.identity
+        found: Hashable = None
+        if now.overlay_spec is not None and now.overlay_spec.punching and easytier is not None:
+            found = (easytier.pid, self._uplinks(easytier.pid, now.overlay_spec), now.listing, now.online)
+        found_s = self.own.found_s if found == self.own.found else at_s
+        unix_s = self._clock.now().timestamp()
+        self.own = replace(self.own, at_s=at_s, unix_s=unix_s, found=found, found_s=found_s)
+
+    async def _set(self, stun_servers: tuple[str, ...], *, is_over: bool) -> None:
         table, expires = self._guard.table, f"timeout {_EXPIRES_S}s"
         if table is None:
             return
-        servers = await _servers(spec) if is_over else []
+        servers = await _elements(stun_servers) if is_over else []
         await table.replace_elements(STUN_OVER, [f"{server} {expires}" for server in servers])
         await table.replace_elements(PUNCHING_OVER, [f"udp {expires}"] if is_over else [])
 
 
-async def _servers(spec: OverlaySpec) -> list[str]:
+async def _elements(stun_servers: tuple[str, ...]) -> list[str]:
     """Return the STUN servers as elements of the set; a name that cannot be resolved has none."""
     found: list[str] = []
-    for server in spec.stun_servers:
+    for server in stun_servers:
         host, _, port = server.rpartition(":")
         found += [f"{address} . {port}" for address in await ipv4_addresses(host, _RESOLVE_TIMEOUT_S)]
     return list(dict.fromkeys(found))

@@ -246,6 +246,7 @@ class Member(Daemon):
             self._secret_epochs,
             RobotHold(board=self.board, hook=hook),
             *([trial] if self.config.overlay.kind == "easytier" else []),
+            *([self._punch_limit] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
         ]
         self.board.require_writers(set() if self.role is Role.HEAD else {"run_members"})
 
@@ -259,8 +260,6 @@ class Member(Daemon):
         tasks.create_task(self.registry.run(), name="registry")
         for part in self._parts:
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
-        if self.config.overlay.kind == "easytier" and self.config.firewall.enabled:
-            tasks.create_task(self._punch_limit.run(), name=self._punch_limit.name)
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:
