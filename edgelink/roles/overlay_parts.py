@@ -114,7 +114,6 @@ class OverlayParts:
             board=board,
             paths=paths,
             process=machine.process("echo", paths.processes / "echo.json", launcher, clock, files, uids=echo_users()),
-            conditions=conditions,
             clock=clock,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
@@ -136,7 +135,7 @@ class OverlayParts:
         tasks.create_task(self.overlay.run(), name="easytier")
         tasks.create_task(self.echo.run(), name="echo-end")
         tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
-        tasks.create_task(run_reconciler(self.echo, self._conditions, self._clock), name="echo")
+        tasks.create_task(run_part(self.echo, self._board, self._conditions, self._clock), name="echo")
         if self._config.overlay.kind == "easytier":
             tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
