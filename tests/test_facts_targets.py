@@ -172,14 +172,14 @@ def test_who_needs_nobody_waits_for_nobody() -> None:
     [
         (
             Answers(
-                overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering=frozenset({"cloud", "relay"})
+                overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering={"cloud": 1.0, "relay": 1.0}
             ),
             True,
         ),
-        (Answers(overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering=frozenset({"cloud"})), False),
-        (Answers(overlay_is_up=False, targets=Targets(ips(CLOUD)), answering=frozenset({"cloud"})), False),
-        (Answers(overlay_is_up=True, targets=None, answering=frozenset({"cloud"})), False),
-        (Answers(overlay_is_up=True, targets=Targets(), answering=frozenset()), True),
+        (Answers(overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering={"cloud": 1.0}), False),
+        (Answers(overlay_is_up=False, targets=Targets(ips(CLOUD)), answering={"cloud": 1.0}), False),
+        (Answers(overlay_is_up=True, targets=None, answering={"cloud": 1.0}), False),
+        (Answers(overlay_is_up=True, targets=Targets(), answering={}), True),
     ],
     ids=["all answer", "no relay", "the device is gone", "nobody is known", "nobody is needed"],
 )

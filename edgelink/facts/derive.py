@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Interface
@@ -201,7 +202,7 @@ class Answers:
 
     overlay_is_up: bool
     targets: Targets | None
-    answering: frozenset[str]
+    answering: Mapping[str, float]
 
 
 def peers_connected(now: Answers) -> bool:

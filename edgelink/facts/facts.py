@@ -46,7 +46,9 @@ class Facts:
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
-        answering: hostnames of the nodes that answer over the overlay.
+        answering: hostname of each node that answers over the overlay, and since when it does without a silence, in
+            seconds on the monotonic clock.
+        silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
         peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
         nobody_answers: none of the nodes whose silence counts answers over the overlay.
         secret_changed_s: when this node changed to another secret of the network, on the monotonic clock.
@@ -91,7 +93,8 @@ class Facts:
     metered: frozenset[str] = frozenset()
     run_members: frozenset[str] = frozenset()
     targets: Targets | None = None
-    answering: frozenset[str] = frozenset()
+    answering: Mapping[str, float] = field(default_factory=dict)
+    silent: Mapping[str, float] = field(default_factory=dict)
     peers_connected: bool = False
     nobody_answers: bool = False
     secret_changed_s: float | None = None

@@ -54,7 +54,7 @@ from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, NoOccupants, Occupants, lease_in_words
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
-from edgelink.roles.pairs import PairsReconciler, robot_moves
+from edgelink.roles.pairs import Pairs, robot_moves
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
@@ -131,15 +131,14 @@ class Member(Daemon):
         self.renewal: Renewal | None = None
         self.occupants: Occupants = NoOccupants()
         self._outbox, self._silences, self._easytier_deaths = Outbox(), Inbox(), Inbox()
-        self.pairs = PairsReconciler(
+        self.pairs = Pairs(
             key=self.key,
             board=self.board,
-            echoes=self.peers,
+            ask_now=self.peers.ask_now,
             overlay=self.parts,
             send=self._outbox.put,
             words=self._silences,
             note=self.recorder.note,
-            conditions=self.conditions,
             clock=clock,
             restarted_file=paths.pair_restart,
             is_healing=config.overlay.heal_pairs,

@@ -15,6 +15,7 @@ from edgelink.clock import Clock
 from edgelink.condition_table import Place, required_on
 from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
+from edgelink.facts.part import run_part
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import RAY_TABLE
@@ -148,7 +149,8 @@ class Node(Member):
         tasks.create_task(self.ray.run(), name="ray-watch")
         self.start_more(tasks)
         if self.config.overlay.kind == "easytier":
-            tasks.create_task(run_reconciler(self.pairs, self.conditions, self.clock), name="pairs")
+            tasks.create_task(self.pairs.run(), name="pairs-words")
+            tasks.create_task(run_part(self.pairs, self.board, self.conditions, self.clock), name="pairs")
         for reconciler in (self.peers, self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.publish_status()

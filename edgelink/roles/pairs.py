@@ -6,7 +6,7 @@ What is done when is decided in :mod:`edgelink.overlay.pair_heal`. Words go over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -18,10 +18,11 @@ from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import PAIRS_ALIVE
-from edgelink.conditions import ConditionSet
-from edgelink.config.schemes import tcp_ends
+from edgelink.conditions import Said, is_not_so, is_so
+from edgelink.config.schemes import End, tcp_ends
 from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
 from edgelink.facts.board import Board, Fact, Wish
+from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
@@ -29,42 +30,19 @@ from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import Directory, DirectoryEntry, PairSilence
+from edgelink.registry.payloads import Directory, DirectoryEntry, PairSilence, Role
 from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.topics import Topics
 from edgelink.registry.words import word_of
 from edgelink.training.trainer.robot.directory import LOCK, is_commanded, known_directories
 
 _LOOK_S = 0.5  # while somebody is silent; all of it is in memory
-_REST_S = 2.0
 _ROWS_S = 2.0  # a look at EasyTier's list is a process
 _BY_WORDS = {"close": "closing a connection to the relay", "restart": "restarting EasyTier", "other": "the other side"}
 
 RESTART_FOR_PAIR: Final[Fact[Wish]] = Fact("restart_for_pair")
 
 log = get_logger("overlay")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What pairs depend on, besides echoes, words and EasyTier's list."""
-
-    directory: Directory | None
-
-
-class Echoes(Protocol):
-    """What is known of the other nodes' answers, by hostname and on the monotonic clock."""
-
-    @property
-    def silent(self) -> Mapping[str, float]:
-        """Since when each silent node is."""
-
-    @property
-    def answering(self) -> Mapping[str, float]:
-        """Since when each other one answers."""
-
-    def ask_now(self, names: list[str]) -> None:
-        """Ask these nodes at once."""
 
 
 class Overlay(Protocol):
@@ -77,12 +55,11 @@ class Overlay(Protocol):
         """Close its TCP connections to these addresses. Return the ends that were closed, none where it has none."""
 
 
-@dataclass
-class _Case:
+@dataclass(frozen=True)
+class Case:
     """One silence of one node, from its begin to its end."""
 
     silent_since_s: float
-    word: Word | None = None
     first_said_s: float | None = None
     last_said_s: float | None = None
     lost_at: str = ""  # the time of day at which the pair was proven to be dead; empty: it was not
@@ -96,6 +73,92 @@ class _Case:
         return "restart" if self.restarted else "close" if self.closed and not self.found_none else "other"
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the part itself has seen and done.
+
+    Attributes:
+        at_s: when it looked last, on the monotonic clock. Long ago: it has not, or a word has come since.
+        cases: the silences, by hostname.
+        words: the last word of each node on its pair with this one, by hostname.
+        listed: whom EasyTier lists. None: it does not say, or no relay answers.
+        listed_s: when it was asked. None: it is to be asked anew.
+        robot_moves: a training commands a robot of this machine.
+        restarted_s: when EasyTier was restarted for a pair, by whichever daemon. None: it was not.
+        last_healed: which pair was healed last, in words.
+    """
+
+    at_s: float = float("-inf")
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    words: Mapping[str, Word] = field(default_factory=dict)
+    listed: frozenset[IPv4Address] | None = None
+    listed_s: float | None = None
+    robot_moves: bool = False
+    restarted_s: float | None = None
+    last_healed: str = ""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What pairs depend on."""
+
+    directory: Directory | None
+    silent: Mapping[str, float]
+    answering: Mapping[str, float]
+    own: Seen
+
+    @property
+    def silent_nodes(self) -> dict[str, float]:
+        """Since when each silent node is. A relay has no pairs."""
+        nodes = {entry.hostname for entry in self.directory.entries if not entry.is_relay} if self.directory else ()
+        return {name: since_s for name, since_s in self.silent.items() if name in nodes}
+
+    @property
+    def relays(self) -> dict[str, float]:
+        """Since when each relay that answers does."""
+        relays = {entry.hostname for entry in self.directory.entries if entry.is_relay} if self.directory else ()
+        return {name: since_s for name, since_s in self.answering.items() if name in relays}
+
+
+@dataclass(frozen=True)
+class Look(Action):
+    """Follow the silences, take in what others say, and see whom EasyTier lists."""
+
+
+@dataclass(frozen=True)
+class Say(Action):
+    """Tell a node that this one misses it."""
+
+    name: str
+    silence: PairSilence
+
+
+@dataclass(frozen=True)
+class NoteLoss(Action):
+    """Tell people that a pair is dead."""
+
+    name: str
+    dead_for_s: float
+
+
+@dataclass(frozen=True)
+class Close(Action):
+    """Close our connections to these relays, because of this node."""
+
+    name: str
+    relays: tuple[End, ...]
+
+
+@dataclass(frozen=True)
+class Restart(Action):
+    """Wish that EasyTier is started anew, because of this node."""
+
+    name: str
+
+
+Do = Look | Say | NoteLoss | Close | Restart
+
+
 @dataclass
 class PairFigures:
     """What has happened since this daemon started, by hostname."""
@@ -104,23 +167,23 @@ class PairFigures:
     healed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-class PairsReconciler:
+class Pairs(Part[Inputs, Do]):
     """Sets ``PairsAlive``; has a dead pair's connection closed, and at last EasyTier restarted."""
 
     name: ClassVar[str] = "pairs"
     condition: ClassVar[str] = PAIRS_ALIVE.name
+    inputs = Inputs
 
     def __init__(
         self,
         *,
         key: NodeKey,
         board: Board[Any],
-        echoes: Echoes,
+        ask_now: Callable[[list[str]], None],
         overlay: Overlay,
         send: Callable[[str, bytes], None],
         words: Inbox,
         note: Callable[..., None],
-        conditions: ConditionSet,
         clock: Clock,
         restarted_file: Path,
         is_healing: bool,
@@ -128,33 +191,155 @@ class PairsReconciler:
     ) -> None:
         """Arguments that need a word:
 
+        ask_now: have these nodes asked for an echo at once.
         words: what nodes say of whom they miss.
         note: write an event into the flight recorder.
         is_healing: False: it is only told.
         """
-        self.wakeup = words.wakeup
+        super().__init__(board, own=Seen())
+        self.own: Seen
         self.figures = PairFigures()
         self._key = key
         self._board = board
         self._wish_restart = board.claim(RESTART_FOR_PAIR, self.name)
-        board.read(Inputs, self.name, self.wakeup)
-        self._echoes = echoes
+        self._ask_now = ask_now
         self._overlay = overlay
         self._send = send
         self._inbox = words
         self._note = note
-        self._conditions = conditions
         self._clock = clock
         self._restarted_file = restarted_file
         self._is_healing = is_healing
         self._robot_moves = robot_moves
         self._rate_limit = RateLimit(clock)
         self._disbelieved = Outage(clock)
-        self._cases: dict[str, _Case] = {}
-        self._words: dict[str, Word] = {}
-        self._listed: frozenset[IPv4Address] = frozenset()
-        self._listed_s: float | None = None
-        self._last_healed = ""
+
+    async def run(self) -> None:
+        """Have the part look at each word of another node; until cancelled."""
+        while True:
+            await self._inbox.wakeup.wait(None)
+            self.own = replace(self.own, at_s=float("-inf"))
+            self.wakeup.set()
+
+    def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
+        own, directory = now.own, now.directory
+        if directory is None:
+            return Decision()
+        again_s = own.at_s + (_LOOK_S if own.cases else LOOK_S) - at_s
+        if again_s <= 0 or now.silent_nodes != {name: case.silent_since_s for name, case in own.cases.items()}:
+            return Decision(does=Look())
+        for entry in directory.entries if own.listed is not None else ():
+            if entry.hostname in own.cases and (action := self._due(entry, directory, now, at_s)) is not None:
+                return Decision((_said(own),), action)
+        return Decision((_said(own),), again_s=again_s)
+
+    def _due(self, entry: DirectoryEntry, directory: Directory, now: Inputs, at_s: float) -> Do | None:
+        """Return what is due for a node that is silent."""
+        own, name = now.own, entry.hostname
+        case = own.cases[name]
+        pair = Pair(
+            silent_since_s=case.silent_since_s,
+            relay_since_s=min(now.relays.values(), default=None),
+            is_listed=entry.overlay_ip in (own.listed or ()),
+            word=own.words.get(name),
+            closed=case.closed,
+            found_none=case.found_none,
+            restarted=case.restarted,
+            may_restart=_may_restart(entry, own, at_s),
+            breaks_tie=self._key.node_id < entry.node_id,
+        )
+        again_at_s = pair.says_again_at_s(case.first_said_s, case.last_said_s)
+        if again_at_s is not None and again_at_s <= at_s:
+            assert pair.relay_since_s is not None
+            silence = PairSilence(
+                network_id=directory.network_id,
+                peer=entry.node_id,
+                silent_for_s=round(at_s - pair.silent_since_s, 2),
+                relay_answers_for_s=round(at_s - pair.relay_since_s, 2),
+                lists_peer=pair.is_listed,
+            )
+            return Say(name, silence)
+        dead_for_s = pair.dead_for_s(at_s)
+        if dead_for_s >= PROOF_S and not case.lost_at:
+            return NoteLoss(name, dead_for_s)
+        remedy = pair.remedy(at_s) if self._is_healing else Remedy.NONE
+        if remedy is Remedy.CLOSE:
+            return Close(name, _relays_of(directory, now.relays))
+        return Restart(name) if remedy is Remedy.RESTART else None
+
+    async def act(self, action: Do) -> None:
+        at_s = self._clock.monotonic_s()
+        match action:
+            case Look():
+                await self._look()
+            case Say(name, silence):
+                first_said_s = self.own.cases[name].first_said_s
+                self._change(name, first_said_s=at_s if first_said_s is None else first_said_s, last_said_s=at_s)
+                envelope = self._key.sign(Kind.PAIR_SILENCE, silence)
+                topic = Topics(silence.network_id).silence(self._key.node_id)
+                self._send(topic, envelope.model_dump_json().encode())
+            case NoteLoss(name, dead_for_s):
+                lost_at = (self._clock.now() - timedelta(seconds=dead_for_s)).strftime("%H:%M:%S")
+                self._change(name, lost_at=lost_at, lost_s=at_s - dead_for_s)
+                self.figures.lost[name] += 1
+                self._note("pair_lost", node=name)
+                log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
+                self._ask_now([name])
+            case Close(name, relays):
+                self._change(name, closed=True)
+                ends = [(ip, end.port) for end in relays for ip in await ipv4_addresses(end.host)]
+                closed = await self._overlay.close_connections_to(ends)
+                self._change(name, found_none=not closed)
+                self.own = replace(self.own, listed_s=None)
+                log.warning("overlay.pair_healing", node=name, by="close", closed=closed)
+            case Restart(name):
+                self._change(name, restarted=True)
+                self._restarted_file.write_text(str(at_s))
+                self.own = replace(self.own, restarted_s=at_s, listed_s=None)
+                log.warning("overlay.pair_healing", node=name, by="restart")
+                why = f"{name} and this node lost each other, although a relay answers both"
+                self._wish_restart(self._board.facts.restart_for_pair.again(why))
+
+    def _change(self, name: str, **changes: Any) -> None:
+        """Write down what was done about a silence."""
+        self.own = replace(self.own, cases={**self.own.cases, name: replace(self.own.cases[name], **changes)})
+
+    async def _look(self) -> None:
+        now = self._board.select(Inputs, self.own)
+        self._follow(now.silent_nodes)
+        if self.own.cases and now.relays:
+            await self._look_at_easytier()
+        else:
+            self.own = replace(self.own, listed=None, listed_s=None)
+        if now.directory is not None:
+            self._take_all(now.directory)
+        self.own = replace(self.own, at_s=self._clock.monotonic_s())
+
+    def _follow(self, silent: Mapping[str, float]) -> None:
+        """Have a case for each silence. One that ended is told of, if it was a dead pair."""
+        kept = {name: case for name, case in self.own.cases.items() if silent.get(name) == case.silent_since_s}
+        for name, case in self.own.cases.items():
+            if name not in silent and case.lost_at:
+                self._tell_of_healing(name, case)
+        self.own = replace(self.own, cases={name: kept.get(name, Case(since_s)) for name, since_s in silent.items()})
+
+    async def _look_at_easytier(self) -> None:
+        """Know whom EasyTier lists, as of some seconds ago, and what stands against a restart."""
+        at_s, listed, listed_s, restarted_s = self._clock.monotonic_s(), self.own.listed, self.own.listed_s, None
+        if listed_s is None or at_s - listed_s >= _ROWS_S:
+            try:
+                rows = await self._overlay.rows()
+            except (EasyTierNotFoundError, OverlayError):
+                self.own = replace(self.own, listed=None, listed_s=None)
+                return
+            listed, listed_s = frozenset(row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self), at_s
+        with suppress(OSError, ValueError):
+            restarted_s = float(self._restarted_file.read_text())
+        self.own = replace(
+            self.own, listed=listed, listed_s=listed_s, robot_moves=self._robot_moves(), restarted_s=restarted_s
+        )
+        if lost := [name for name, case in self.own.cases.items() if case.lost_at]:
+            self._ask_now(lost)  # the other side may have healed it, and nobody's restart is to be in vain
 
     def _take_all(self, directory: Directory) -> None:
         for node_id, payload in self._inbox.take_all():
@@ -174,144 +359,43 @@ class PairsReconciler:
         said = word_of(entry, payload, Kind.PAIR_SILENCE, PairSilence, directory)
         if said.peer != self._key.node_id:
             return
-        self._words[entry.hostname] = Word(
-            self._clock.monotonic_s(), said.silent_for_s, said.relay_answers_for_s, said.lists_peer
-        )
-        self._echoes.ask_now([entry.hostname])
+        word = Word(self._clock.monotonic_s(), said.silent_for_s, said.relay_answers_for_s, said.lists_peer)
+        self.own = replace(self.own, words={**self.own.words, entry.hostname: word})
+        self._ask_now([entry.hostname])
 
-    async def reconcile(self) -> float:
-        now_s = self._clock.monotonic_s()
-        directory = self._board.select(Inputs).directory
-        if directory is None:
-            return _REST_S
-        nodes = {entry.hostname: entry for entry in directory.entries if not entry.is_relay}
-        relays = {entry.hostname: entry for entry in directory.entries if entry.is_relay}
-        self._take_all(directory)
-        silent = {name: since_s for name, since_s in self._echoes.silent.items() if name in nodes}
-        self._follow(silent)
-        answering = {name: since_s for name, since_s in self._echoes.answering.items() if name in relays}
-        if self._cases and answering and await self._look_at_list(now_s):
-            for name in list(self._cases):
-                await self._treat(nodes[name], directory, answering, now_s)
-        self._say()
-        return _LOOK_S if self._cases else _REST_S
-
-    def _follow(self, silent: Mapping[str, float]) -> None:
-        """A case for each silence; one that ended is told of, if it was a dead pair."""
-        for name, case in list(self._cases.items()):
-            if silent.get(name) != case.silent_since_s:
-                del self._cases[name]
-                if name not in silent and case.lost_at:
-                    self._tell_of_healing(name, case)
-        for name, since_s in silent.items():
-            case = self._cases.setdefault(name, _Case(since_s))
-            case.word = self._words.get(name)
-
-    async def _look_at_list(self, now_s: float) -> bool:
-        """Know whom EasyTier lists, as of some seconds ago; False where it does not say."""
-        if self._listed_s is None or now_s - self._listed_s >= _ROWS_S:
-            try:
-                rows = await self._overlay.rows()
-            except (EasyTierNotFoundError, OverlayError):
-                self._listed_s = None
-                return False
-            self._listed = frozenset(row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self)
-            self._listed_s = now_s
-        return True
-
-    async def _treat(
-        self, entry: DirectoryEntry, directory: Directory, answering: Mapping[str, float], now_s: float
-    ) -> None:
-        """Say that we miss this node where that is due, and do about it what is ours to do."""
-        case = self._cases[entry.hostname]
-        relay_since_s = min(answering.values())
-        pair = Pair(
-            silent_since_s=case.silent_since_s,
-            relay_since_s=relay_since_s,
-            is_listed=entry.overlay_ip in self._listed,
-            word=case.word,
-            closed=case.closed,
-            found_none=case.found_none,
-            restarted=case.restarted,
-            may_restart=self._may_restart(entry, now_s),
-            breaks_tie=self._key.node_id < entry.node_id,
-        )
-        again_at_s = pair.says_again_at_s(case.first_said_s, case.last_said_s)
-        if again_at_s is not None and again_at_s <= now_s:
-            case.first_said_s = now_s if case.first_said_s is None else case.first_said_s
-            case.last_said_s = now_s
-            self._say_to(entry, directory, pair, now_s)
-        dead_for_s = pair.dead_for_s(now_s)
-        if dead_for_s >= PROOF_S and not case.lost_at:
-            self._tell_of_loss(entry.hostname, case, dead_for_s)
-        if case.lost_at:  # the other side may have healed it, and nobody's restart is to be in vain
-            self._echoes.ask_now([entry.hostname])
-        remedy = pair.remedy(now_s) if self._is_healing else Remedy.NONE
-        if remedy is Remedy.CLOSE:
-            case.closed = True
-            closed = await self._overlay.close_connections_to(await _relays_of(directory, answering))
-            case.found_none = not closed
-            log.warning("overlay.pair_healing", node=entry.hostname, by="close", closed=closed)
-            self._listed_s = None
-            remedy = replace(pair, closed=True, found_none=case.found_none).remedy(now_s)
-        if remedy is Remedy.RESTART:
-            case.restarted = True
-            self._restarted_file.write_text(str(now_s))
-            log.warning("overlay.pair_healing", node=entry.hostname, by="restart")
-            why = f"{entry.hostname} and this node lost each other, although a relay answers both"
-            self._wish_restart(self._board.facts.restart_for_pair.again(why))
-            self._listed_s = None
-
-    def _may_restart(self, entry: DirectoryEntry, now_s: float) -> bool:
-        """Not twice in ten minutes, whichever daemon did it; and no robot here loses its link for another robot's."""
-        with suppress(OSError, ValueError):
-            if now_s - float(self._restarted_file.read_text()) < RESTART_EVERY_S:
-                return False
-        return entry.role.value == "head" or not self._robot_moves()
-
-    def _say_to(self, entry: DirectoryEntry, directory: Directory, pair: Pair, now_s: float) -> None:
-        assert pair.relay_since_s is not None
-        silence = PairSilence(
-            network_id=directory.network_id,
-            peer=entry.node_id,
-            silent_for_s=round(now_s - pair.silent_since_s, 2),
-            relay_answers_for_s=round(now_s - pair.relay_since_s, 2),
-            lists_peer=pair.is_listed,
-        )
-        envelope = self._key.sign(Kind.PAIR_SILENCE, silence)
-        topic = Topics(directory.network_id).silence(self._key.node_id)
-        self._send(topic, envelope.model_dump_json().encode())
-
-    # what people are told
-
-    def _tell_of_loss(self, name: str, case: _Case, dead_for_s: float) -> None:
-        case.lost_s = self._clock.monotonic_s() - dead_for_s
-        case.lost_at = (self._clock.now() - timedelta(seconds=dead_for_s)).strftime("%H:%M:%S")
-        self.figures.lost[name] += 1
-        self._note("pair_lost", node=name)
-        log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
-
-    def _tell_of_healing(self, name: str, case: _Case) -> None:
+    def _tell_of_healing(self, name: str, case: Case) -> None:
         took_s = self._clock.monotonic_s() - case.lost_s
         by = case.healed_by
         self.figures.healed[name, by] += 1
-        self._last_healed = (
-            f"{name} and this node lost each other at {case.lost_at}, and answer again after {took_s:.0f} s by "
-            f"{_BY_WORDS[by]}"
-        )
+        healed = f"answer again after {took_s:.0f} s by {_BY_WORDS[by]}"
+        told = f"{name} and this node lost each other at {case.lost_at}, and {healed}"
+        self.own = replace(self.own, last_healed=told)
         self._note("pair_healed", node=name, by=by, took_s=round(took_s, 1))
         log.info("overlay.pair_healed", node=name, by=by, took_s=round(took_s, 1))
 
-    def _say(self) -> None:
-        lost = [f"{name} (since {case.lost_at})" for name, case in self._cases.items() if case.lost_at]
-        if lost:
-            self._conditions.set_false(
-                self.condition, "PairLost", f"both reach a relay, but not each other: this node and {', '.join(lost)}"
-            )
-        elif self._last_healed:
-            self._conditions.set_true(self.condition, "Healed", self._last_healed)
-        else:
-            self._conditions.set_true(self.condition, "NoneLost", "no other node is lost while a relay answers both")
+
+def _said(own: Seen) -> Said:
+    lost = [f"{name} (since {case.lost_at})" for name, case in own.cases.items() if case.lost_at]
+    if lost:
+        told = f"both reach a relay, but not each other: this node and {', '.join(lost)}"
+        return is_not_so(PAIRS_ALIVE.name, "PairLost", told)
+    if own.last_healed:
+        return is_so(PAIRS_ALIVE.name, "Healed", own.last_healed)
+    return is_so(PAIRS_ALIVE.name, "NoneLost", "no other node is lost while a relay answers both")
+
+
+def _may_restart(entry: DirectoryEntry, own: Seen, at_s: float) -> bool:
+    """Not twice in ten minutes, whichever daemon did it; and no robot here loses its link for another robot's."""
+    if own.restarted_s is not None and at_s - own.restarted_s < RESTART_EVERY_S:
+        return False
+    return entry.role is Role.HEAD or not own.robot_moves
+
+
+def _relays_of(directory: Directory, answering: Collection[str]) -> tuple[End, ...]:
+    """Return where the relays that answer are dialled by TCP."""
+    by_id = {entry.node_id: entry.hostname for entry in directory.entries}
+    dialled = (found.overlay_peers for node_id, found in directory.relays.items() if by_id.get(node_id) in answering)
+    return tuple(end for urls in dialled for end in tcp_ends(urls))
 
 
 def robot_moves() -> bool:
@@ -321,13 +405,3 @@ def robot_moves() -> bool:
         for directory in known_directories()
         for lock in directory.glob(f"*{LOCK}")
     )
-
-
-async def _relays_of(directory: Directory, answering: Mapping[str, float]) -> list[tuple[str, int]]:
-    """Addresses and ports at which the relays that answer are dialled by TCP; names are resolved."""
-    found: list[tuple[str, int]] = []
-    by_id = {entry.node_id: entry.hostname for entry in directory.entries}
-    for node_id, addresses in directory.relays.items():
-        for end in tcp_ends(addresses.overlay_peers) if by_id.get(node_id) in answering else ():
-            found += [(address, end.port) for address in await ipv4_addresses(end.host)]
-    return found

@@ -105,7 +105,8 @@ class _Known:
 
 
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
-ANSWERING: Final[Fact[frozenset[str]]] = Fact("answering")
+ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
+SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
 NOBODY_ANSWERS: Final[Fact[bool]] = Fact("nobody_answers")
 
 
@@ -145,6 +146,7 @@ class PeersReconciler:
         self._board = board
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._put_answering = board.claim(ANSWERING, self.name)
+        self._put_silent = board.claim(SILENT, self.name)
         self._put_nobody_answers = board.claim(NOBODY_ANSWERS, self.name)
         self._seen = board.select(Around)  # as of the last look
         board.read(Around, self.name, self.wakeup)
@@ -242,7 +244,11 @@ class PeersReconciler:
 
     def _know(self, known: dict[str, _Known]) -> None:
         self._known = known
-        self._put_answering(frozenset(self.answering))
+        self._put_known()
+
+    def _put_known(self) -> None:
+        self._put_answering(self.answering)
+        self._put_silent(self.silent)
 
     def _take_in(self, traffic: Traffic, targets: Targets, now_s: float) -> None:
         """Put off questions to who was heard anyway, and ask at once where a connection hangs."""
@@ -278,7 +284,7 @@ class PeersReconciler:
                 known.due_s = now_s + self._period_s(name, targets)
                 self._put_last_answer_s(asked_s)
                 self._asked_why_s = None
-        self._put_answering(frozenset(self.answering))
+        self._put_known()
         if was_cut_off and targets.counted.keys() & self.answering.keys():  # the way is back: who else is?
             for known in self._known.values():
                 known.due_s = min(known.due_s, now_s) if known.answered_s != asked_s else known.due_s
