@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet, is_not_so, is_so
@@ -168,6 +169,26 @@ async def test_a_failure_is_said_and_the_action_tried_again(world: World) -> Non
     world.want("ray")
     await eventually(lambda: world.board.facts.runs == "ray")
     assert world.part.acts == ["ray"] * 3
+
+
+async def test_what_goes_well_between_two_tries_is_not_the_end_of_a_failure(world: World) -> None:
+    """A part that looks before each try would tell of the failure each time, and never wait longer."""
+    failures = iter([RegistryUnavailableError("the relay is away")] * 2)
+
+    async def look_and_fail(what: str) -> None:
+        if what == "LOOK":
+            world.want("ray")
+        elif failure := next(failures, None):
+            world.want("LOOK")
+            raise failure
+
+    world.part.during = look_and_fail
+    with capture_logs() as logs:
+        world.want("ray")
+        await eventually(lambda: world.board.facts.runs == "ray")
+        await eventually(lambda: len(logs) > 1)
+    assert world.part.acts == ["ray", "LOOK", "ray", "LOOK", "ray"]
+    assert [line["event"] for line in logs] == ["starter.failed", "starter.recovered"]
 
 
 async def test_a_change_while_an_action_fails_does_not_wait_for_the_next_try(world: World) -> None:

@@ -97,8 +97,9 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
     tries = Tries(part.name, part.condition, conditions, clock)
     done: tuple[object, object] | None = None  # inputs and action
     done_at_s = 0.0
+    failed: type[Action] | None = None  # what goes well before it is tried again is not the end of its failure
     while True:
-        own = part.own
+        own, tried = part.own, None
         now = board.select(part.inputs, own)
         try:
             decision = _planned(part, board, now, conditions, clock)
@@ -108,14 +109,18 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
             if decision.does is not None:
                 left_s = done_at_s + decision.again_s - clock.monotonic_s()
                 if (now, decision.does) != done or left_s <= 0:
+                    tried = type(decision.does)
                     await _act(part, decision.does, board, conditions, clock)
-                    tries.went_well()
+                    if failed in (None, tried):
+                        failed = None
+                        tries.went_well()
                     done, done_at_s = (now, decision.does), clock.monotonic_s()
                     continue
                 wait_s = left_s
+            failed = None
             tries.went_well()
         except Exception as failure:  # the loop is the one place where the unexpected ends
-            done, wait_s = None, tries.failed(failure)
+            done, failed, wait_s = None, tried, tries.failed(failure)
             if board.select(part.inputs, own) != now:  # a fact's wake-up is spent, if it came while the action ran
                 wait_s = min(wait_s, _CHANGED_S)
         await part.wakeup.wait(wait_s)
