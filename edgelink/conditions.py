@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.wording import printable
-
-if TYPE_CHECKING:
-    from edgelink.reconcile import Wakeup
 
 
 class Status(StrEnum):
@@ -54,6 +51,25 @@ class Condition:
             "since": self.since.isoformat(timespec="milliseconds"),
             "final": self.final,
         }
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of a node at one moment, in the order they were declared.
+
+    Attributes:
+        required: they decide readiness, in the order of the node's start.
+        informing: the others.
+        was_ready: all that are required have been True in this daemon's life.
+    """
+
+    required: tuple[Condition, ...] = ()
+    informing: tuple[Condition, ...] = ()
+    was_ready: bool = False
+
+    def __iter__(self) -> Iterator[Condition]:
+        yield from self.required
+        yield from self.informing
 
 
 @dataclass(frozen=True)
@@ -109,12 +125,6 @@ class ConditionSet:
             for kind in (*self._ready_types, *informative_types)
         }
         self._was_ready = False
-        self._watchers: list[Wakeup] = []
-        self.stopping = False
-
-    def watch(self, wakeup: Wakeup) -> None:
-        """Set ``wakeup`` after each change of a status, reason or message."""
-        self._watchers.append(wakeup)
 
     def set(self, kind: str, status: Status, reason: str, message: str, *, final: bool = False) -> None:
         """Record an observation; ``since`` moves only when the status changes.
@@ -125,14 +135,11 @@ class ConditionSet:
         since = old.since if old.status == status else self._clock.now()
         new = Condition(kind, status, reason, printable(message), since, final)
         self._conditions[kind] = new
-        if self.phase is Phase.READY:
-            self._was_ready = True
+        self._was_ready = self._was_ready or self.is_ready
         if new == old:
             return
         if self._on_change is not None:
             self._on_change(new)
-        for wakeup in self._watchers:
-            wakeup.set()
 
     def say(self, said: Said) -> None:
         """Record what a part says."""
@@ -162,9 +169,11 @@ class ConditionSet:
         return all(self.is_true(kind) for kind in self._ready_types)
 
     @property
-    def phase(self) -> Phase:
-        required = [self._conditions[kind] for kind in self._ready_types]
-        return derive_phase(required, was_ready=self._was_ready, stopping=self.stopping)
+    def now(self) -> Conditions:
+        """All of them as of this moment."""
+        number = len(self._ready_types)
+        found = tuple(self._conditions.values())
+        return Conditions(found[:number], found[number:], self._was_ready)
 
     @property
     def unmet(self) -> list[Condition]:
@@ -176,13 +185,12 @@ class ConditionSet:
         return [condition.to_dict() for condition in self._conditions.values()]
 
 
-def derive_phase(required: Iterable[Condition], *, was_ready: bool, stopping: bool) -> Phase:
-    """The phase of a node from its required conditions; pure."""
-    required = list(required)
-    if stopping:
+def derive_phase(conditions: Conditions, *, is_stopping: bool) -> Phase:
+    """The phase of a node from its conditions; pure."""
+    if is_stopping:
         return Phase.STOPPING
-    if all(c.status is Status.TRUE for c in required):
+    if all(c.status is Status.TRUE for c in conditions.required):
         return Phase.READY
-    if any(c.final and c.status is Status.FALSE for c in required):
+    if any(c.final and c.status is Status.FALSE for c in conditions.required):
         return Phase.FAILED
-    return Phase.DEGRADED if was_ready else Phase.STARTING
+    return Phase.DEGRADED if conditions.was_ready else Phase.STARTING

@@ -19,6 +19,8 @@ from pathlib import Path
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Paths, load_config
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.log import configure
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.ray_cluster.firewall import RAY_TABLE
@@ -84,6 +86,7 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
     )
     config = load_config()
     inputs = RayInputs(
+        board=Board(Facts()),
         config=config,
         paths=paths,
         conditions=conditions,

@@ -13,7 +13,6 @@ from typing import Any, cast
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
@@ -40,7 +39,6 @@ class Ray:
     user_uid = 1000
     is_wanted = True
     has_ended = False
-    versions = Versions()
     ride_through_s = 300
 
     def __init__(self) -> None:
@@ -64,7 +62,6 @@ class Head:
             enrolment=None,
         )
         self.node.registry = cast(RegistryClient, self.registry)
-        self.node.publish_status = lambda: None  # type: ignore[method-assign]
         self.runs = Runs(self.node)
         self.use(Ray())
 

@@ -17,6 +17,8 @@ from fake_ray import FakeRay, ray_config
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.nft import Table
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
@@ -85,7 +87,9 @@ class Bench:
         return DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields)))
 
     def inputs(self) -> RayInputs:
+        self.board = Board(Facts())
         return RayInputs(
+            board=self.board,
             config=self.config,
             paths=self.paths,
             conditions=ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),

@@ -321,8 +321,8 @@ class Machine(ThisMachine):
     def traffic(self, network: IPv4Network, easytier_pid: int | None) -> Traffic:
         return Traffic()
 
-    def transport(self, context: ssl.SSLContext, *, keepalive_s: int = KEEPALIVE_S) -> MqttTransport:
-        return PlayedTransport(self, context, keepalive_s)
+    def transport(self, context: ssl.SSLContext) -> MqttTransport:
+        return PlayedTransport(self, context)
 
 
 class NoLauncher:
@@ -421,22 +421,20 @@ class PlayedBroker(Broker):
 class PlayedTransport(MqttTransport):
     """Reaches the brokers of the world, but for a machine whose uplink is away; its own one in any case."""
 
-    def __init__(self, machine: Machine, context: ssl.SSLContext, keepalive_s: int) -> None:
-        super().__init__(context, keepalive_s=keepalive_s)
+    def __init__(self, machine: Machine, context: ssl.SSLContext) -> None:
+        super().__init__(context)
         self._machine = machine
 
     @asynccontextmanager
-    async def connect(
-        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
-    ) -> AsyncIterator[Session]:
+    async def connect(self, address: str, login: Login, **given: Any) -> AsyncIterator[Session]:
         machine = self._machine
         own = {f"127.0.0.1:{port.rpartition(':')[2]}": broker for port, broker in machine.world.brokers.items()}
         if machine.is_relay and address in own:
-            async with MemoryTransport(own).connect(address, login, will=will, timeout_s=timeout_s) as session:
+            async with MemoryTransport(own).connect(address, login, **given) as session:
                 yield session
             return
         reached = {} if machine.is_cut else machine.world.brokers
-        async with MemoryTransport(reached).connect(address, login, will=will, timeout_s=timeout_s) as session:
+        async with MemoryTransport(reached).connect(address, login, **given) as session:
             assert isinstance(session, MemorySession)
             played = PlayedSession(machine, session)
             machine.sessions.append(played)

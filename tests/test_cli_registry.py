@@ -18,7 +18,7 @@ from test_registry_service_enrol import FakeBroker
 
 from edgelink.api.server import LocalApi, only_one
 from edgelink.cli.main import edgelink
-from edgelink.conditions import ConditionSet, Status
+from edgelink.conditions import Conditions, Status
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.registry.keys import NodeKey
@@ -29,6 +29,7 @@ from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.token import Token
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.testing import MemoryBroker, MemoryTransport
+from edgelink.testing.facts import board_with
 
 
 class Relay:
@@ -37,11 +38,11 @@ class Relay:
     def __init__(self, paths: Paths) -> None:
         self.world = World(paths.state)
         self.clock = self.world.clock
-        self.conditions = ConditionSet(self.clock, ())
         self.store, self.authority = self.world.store, self.world.authority
         self.key = NodeKey.load_or_create(paths.node_key)
         self.authority.relay_membership(self.key, "relay")
-        self.board = StatusBoard()
+        self.heard = StatusBoard()
+        self.board = board_with(conditions=Conditions())
         self.registry = RegistryService(
             authority=self.authority,
             store=self.store,
@@ -53,7 +54,7 @@ class Relay:
             on_secret_step=lambda: None,
             is_listed=lambda _ip: False,
         )
-        self.registry._board = self.board
+        self.registry._board = self.heard
         self.registry.refresh = self._refresh  # type: ignore[method-assign]
 
     async def _refresh(self) -> None:
@@ -62,7 +63,7 @@ class Relay:
     def hear(self, lease: Lease, **said: Any) -> None:
         """The node says that it is there."""
         status = NodeStatus(node_id=lease.node_id, online=True, phase="Ready", **said)
-        assert self.board.receive(lease.node_id, status.model_dump_json().encode())
+        assert self.heard.receive(lease.node_id, status.model_dump_json().encode())
 
     async def call(self, *args: str, stdin: str | None = None) -> Result:
         return await asyncio.to_thread(CliRunner().invoke, edgelink, args, input=stdin)
@@ -100,7 +101,7 @@ async def test_list_tells_leases_and_what_rests(relay: Relay) -> None:
     listed = await relay.json("registry", "list", "--json")
     assert listed["version"] == 1
     assert [(item["hostname"], item["online"]) for item in listed["leases"]] == [("relay", True), ("edge-1", True)]
-    assert listed["leases"][0]["phase"] == relay.conditions.phase.value, "who answers is there"
+    assert listed["leases"][0]["phase"] == relay.board.facts.phase.value, "who answers is there"
     assert {(rest["kind"], rest["value"]) for rest in listed["resting"]} == {
         ("hostname", "gone"),
         ("overlay_ip", "10.10.0.3"),
@@ -128,7 +129,7 @@ async def test_show_tells_all_of_one_node(relay: Relay) -> None:
     for part in ("franka edge 10.10.0.2 rank 1: Ready", "arm=left", "granted"):
         assert part in text
 
-    relay.board.forget(lease.node_id)
+    relay.heard.forget(lease.node_id)
     await relay.call("registry", "release", "franka")
     text = (await relay.call("registry", "show", "franka")).stdout
     for part in ("holds no lease", "hostname franka rests until", "released by root"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgelink.conditions import Condition, ConditionSet, Phase, Status, derive_phase
+from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Status, derive_phase
 from edgelink.errors import ConfigError, RegistryUnavailableError
 from edgelink.testing import FakeClock
 
@@ -14,7 +14,7 @@ def condition(status: Status, *, final: bool = False) -> Condition:
 
 
 @pytest.mark.parametrize(
-    ("required", "was_ready", "stopping", "phase"),
+    ("required", "was_ready", "is_stopping", "phase"),
     [
         ([condition(Status.TRUE)], False, False, Phase.READY),
         ([condition(Status.TRUE), condition(Status.UNKNOWN)], False, False, Phase.STARTING),
@@ -26,10 +26,10 @@ def condition(status: Status, *, final: bool = False) -> Condition:
     ],
 )
 def test_phase_follows_from_the_required_conditions(
-    required: list[Condition], was_ready: bool, stopping: bool, phase: Phase
+    required: list[Condition], was_ready: bool, is_stopping: bool, phase: Phase
 ) -> None:
     """The phase is a function of what is observed, nothing else."""
-    assert derive_phase(required, was_ready=was_ready, stopping=stopping) is phase
+    assert derive_phase(Conditions(tuple(required), was_ready=was_ready), is_stopping=is_stopping) is phase
 
 
 async def test_since_moves_only_when_the_status_changes() -> None:
@@ -70,15 +70,17 @@ def test_an_informative_condition_does_not_decide_readiness() -> None:
     conditions.set_true("OverlayUp", "Up", "up")
     conditions.set_false("OverlayCpuNormal", "EasyTierSpinning", "spinning")
     assert conditions.is_ready
+    assert derive_phase(conditions.now, is_stopping=False) is Phase.READY
+    assert [condition.type for condition in conditions.now] == ["OverlayUp", "OverlayCpuNormal"]
 
 
 def test_a_final_error_makes_the_node_failed_and_a_retryable_one_does_not() -> None:
     """Only what a person has to mend counts as failure."""
     conditions = ConditionSet(FakeClock(), ["OverlayUp"])
     conditions.set_error("OverlayUp", RegistryUnavailableError("relay away"))
-    assert conditions.phase is Phase.STARTING
+    assert derive_phase(conditions.now, is_stopping=False) is Phase.STARTING
     conditions.set_error("OverlayUp", ConfigError("bad", hint="mend it"))
-    assert conditions.phase is Phase.FAILED
+    assert derive_phase(conditions.now, is_stopping=False) is Phase.FAILED
     assert conditions.get("OverlayUp").message == "bad. mend it"
 
 
@@ -87,4 +89,4 @@ def test_a_node_that_was_ready_is_degraded_afterwards() -> None:
     conditions = ConditionSet(FakeClock(), ["OverlayUp"])
     conditions.set_true("OverlayUp", "Up", "up")
     conditions.set_false("OverlayUp", "Down", "down")
-    assert conditions.phase is Phase.DEGRADED
+    assert derive_phase(conditions.now, is_stopping=False) is Phase.DEGRADED

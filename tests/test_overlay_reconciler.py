@@ -13,7 +13,7 @@ import pytest
 from full_disk import Disk
 from overlay_world import ADDRESS, SECRET, SPEC, UP, World, paths, running, world  # noqa: F401
 
-from edgelink.conditions import ConditionSet, Phase, Status
+from edgelink.conditions import ConditionSet, Status
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import (
     EasyTierNotFoundError,
@@ -383,7 +383,7 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
         task.cancel()
     assert world.condition.reason == "EasyTierNotFound"
     assert "make setup" in world.condition.message
-    assert world.conditions.phase is Phase.FAILED
+    assert world.condition.final
 
 
 @pytest.mark.parametrize("how", ["killed", "restart_for_relays", "restart_for_pair"])

@@ -53,7 +53,7 @@ async def test_ray_is_told_of_a_raylets_end_at_once_and_before_the_next_start(
     assert edge_bench.reason == "WaitingForOverlay"
     (burial,) = edge_bench.fake.questions[asked:]
     assert burial.endswith(f"bury --address 127.0.0.1:{head_port} --ip 127.0.0.1 --node {edge_bench.key.node_id}")
-    assert edge.dead_ray_node_id == "f00d"
+    assert edge_bench.board.facts.dead_ray == "f00d"
     edge_bench.is_ready = True
     await edge.reconcile()
     assert [question.split()[1] for question in edge_bench.fake.questions[asked:]] == ["bury", "bury", "wait-alive"]

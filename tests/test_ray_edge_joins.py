@@ -33,7 +33,7 @@ async def test_edge_waits_for_the_head(edge_bench: Bench, firewalls: list[str]) 
     await edge.reconcile()
     assert edge_bench.reason == "HeadNotSeen"
     assert len(firewalls) == 1
-    assert edge.versions == Versions("2.60.0", "3.11.7", {})
+    assert edge_bench.board.facts.versions == Versions("2.60.0", "3.11.7", {})
     assert edge_bench.fake.starts == []
 
 

@@ -63,11 +63,12 @@ async def test_edge_joins_once_the_right_version_is_installed(edge_bench: Bench,
     edge = edge_bench.edge()
     with pytest.raises(VersionMismatchError):
         await edge.reconcile()
-    assert edge.versions == Versions("2.59.0", "3.11.7", {"torch": "2.4.0"}), "told while it is refused"
+    told = edge_bench.board.facts.versions
+    assert told == Versions("2.59.0", "3.11.7", {"torch": "2.4.0"}), "told while it is refused"
     edge_bench.fake.install()
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
-    assert edge.versions.ray == "2.60.0"
+    assert edge_bench.board.facts.versions.ray == "2.60.0"
 
 
 async def test_edge_does_not_run_into_a_dead_head(edge_bench: Bench, head_port: int) -> None:

@@ -13,7 +13,7 @@ from edgelink.errors import RegistryAuthError, RegistryUnavailableError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_watch import HeardLease
 from edgelink.registry.payloads import Directory, Role
-from edgelink.registry.transport import Message
+from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, Message
 from edgelink.testing import FakeClock
 from edgelink.testing.memory_transport import MemorySession
 from edgelink.testing.registry_client import LoneClient
@@ -210,3 +210,16 @@ async def test_a_registry_is_found_behind_another_relay(network: Network) -> Non
     assert client._addresses() == list(ADDRESSES)
     client.board.given(overlay_is_up=True)
     assert client._addresses() == [*ADDRESSES, f"{relay.overlay_ip}:8883"]
+
+
+async def test_who_pays_by_the_byte_shows_life_less_often_from_the_next_session_on(network: Network) -> None:
+    edge = Follower(network, *network.member("edge-1"))
+    edge.client.board.given(is_metered=True)
+    async with edge.running():
+        assert set(network.transport.keepalives_s) == {METERED_KEEPALIVE_S}
+        edge.client.board.given(is_metered=False)
+        network.broker.stop()
+        await edge.clock.advance(0)
+        network.broker.start()
+        await edge.clock.advance(10)
+        assert network.transport.keepalives_s[-1] == KEEPALIVE_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from registry_world import ADDRESSES, World
 
 from edgelink.conditions import ConditionSet, Status
-from edgelink.config import Config, Paths
+from edgelink.config import Paths
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
 from edgelink.registry.claims import Admission
@@ -23,10 +22,8 @@ from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
-from edgelink.roles.node import Node as Daemon
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
-from edgelink.roles.this_machine import ThisMachine
-from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with, settle
 from edgelink.testing.registry_client import LoneClient
 
@@ -265,17 +262,3 @@ def test_who_waits_is_known_by_its_condition() -> None:
 
     said = [status("a", WAITS), status("b", "Leased"), status("c", WAITS, online=False)]
     assert waiting_for_lease(said) == {"a" * 26}
-
-
-async def test_labels_that_change_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No condition changes by them, and the head chooses the nodes of a run by what they tell."""
-    daemon = Daemon(
-        role=Role.EDGE, config=Config(), paths=node.paths, clock=node.clock, machine=ThisMachine(), enrolment=None
-    )
-    told: list[object] = []
-    monkeypatch.setattr(daemon, "publish_status", lambda: told.append(dict(daemon.node_status().labels)))
-    task = asyncio.ensure_future(daemon.follow_labels())
-    await node.clock.advance(0)
-    daemon.store.change(lambda present: present.with_lease(node.change(labels={"site": "lab-a"})))
-    await eventually(lambda: told == [{"site": "lab-a"}])
-    task.cancel()

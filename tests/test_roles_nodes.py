@@ -18,6 +18,7 @@ from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import ConditionReport, NodeStatus
 from edgelink.roles.nodes import Nodes
+from edgelink.testing.facts import give
 from edgelink.testing.schema import deviations
 
 BY_HAND = RayMember("f00", "10.10.0.77", None, True, "laptop", cpus=4)
@@ -29,7 +30,7 @@ class World(Head):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.view = Nodes(self.node, self.runs)
-        self.node.versions = lambda: Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})  # type: ignore[method-assign]
+        give(self.node.board, versions=Versions("2.60.0", "3.11.7", {"torch": "2.5.1"}))
         self.ways: list[dict[str, Any]] = []
         self.node.parts.ways = self._ways  # type: ignore[method-assign]
         self.members = [

@@ -21,7 +21,7 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import GivenBoard, board_with
 
 
 class Started(Launcher):
@@ -41,7 +41,12 @@ def started() -> Started:
 
 
 @pytest.fixture
-def parts(tmp_path: Path, started: Started) -> OverlayParts:
+def board() -> GivenBoard:
+    return board_with()
+
+
+@pytest.fixture
+def parts(tmp_path: Path, started: Started, board: GivenBoard) -> OverlayParts:
     clock = FakeClock()
     return OverlayParts(
         config=Config.model_validate({"overlay": {"easytier_core": str(tmp_path / "easytier-core")}}),
@@ -49,14 +54,14 @@ def parts(tmp_path: Path, started: Started) -> OverlayParts:
         conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal", "RelaysDialled", "AddressesUnique")),
         clock=clock,
         machine=ThisMachine(),
-        board=board_with(),
+        board=board,
         launcher=started,
     )
 
 
 @pytest.mark.parametrize(("before", "now"), [("2.6.0", "2.6.4"), ("2.6.4", "2.6.0")])
 async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
-    tmp_path: Path, parts: OverlayParts, started: Started, before: str, now: str
+    tmp_path: Path, parts: OverlayParts, board: GivenBoard, started: Started, before: str, now: str
 ) -> None:
     """The daemon goes on meanwhile. By another version's rules it might open ports on the router, or not start."""
     easytier_stand_in.install(tmp_path, before)
@@ -65,7 +70,7 @@ async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
     core = parts.overlay._core
     await core.prepare(SPEC)
     await core.start(SPEC)
-    assert parts.easytier_version == now
+    assert board.facts.easytier_version == now
     assert len(started.specs) == 1
     flags = tomllib.loads((tmp_path / "state" / "easytier.toml").read_text())["flags"]
     assert ("disable_upnp" in flags) is (now == "2.6.4")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 from registry_world import World
 
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Table
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
@@ -22,42 +20,35 @@ from edgelink.testing.facts import give
 RAY_ID = "f00d" * 14
 
 
-class Registry:
-    """What a node knows from the registry, and what it said to it."""
-
-    def __init__(self) -> None:
-        self.directory: Directory | None = None
-        self.statuses: dict[str, NodeStatus] = {}
-        self.published: list[NodeStatus] = []
-
-    def publish_status(self, status: NodeStatus) -> None:
-        self.published.append(status)
-
-
 class Network:
     """A head, and an edge whose last Ray has ended."""
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory / "relay")
-        self.head, self.head_side = self._node(directory / "head", Role.HEAD, "cloud")
-        self.edge, self.edge_side = self._node(directory / "edge", Role.EDGE, "edge-1")
+        self.head = self._node(directory / "head", Role.HEAD, "cloud")
+        self.edge = self._node(directory / "edge", Role.EDGE, "edge-1")
         self.network_id = self.world.keys.network_id
         listed = open_envelope(
             self.world.authority.directory(), Kind.DIRECTORY, Directory, self.world.keys.verify_key_b64
         )
         give(self.head.board, directory=listed)
 
-    def _node(self, directory: Path, role: Role, hostname: str) -> tuple[Node, Registry]:
+    def _node(self, directory: Path, role: Role, hostname: str) -> Node:
         paths = Paths(state=directory / "state", runtime=directory / "run")
         node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), machine=ThisMachine(), enrolment=None)
         give(node.board, membership=self._membership(node.key, role, hostname))
-        registry = Registry()
-        node.registry = cast(RegistryClient, registry)
-        return node, registry
+        return node
 
     def _membership(self, key: NodeKey, role: Role, hostname: str) -> Membership:
         token = self.world.token(role)
         return self.world.membership(key, token, self.world.enrol(key, token, hostname, role=role))
+
+    def stated(self, dead_ray: str | None) -> Envelope | None:
+        """What the edge states once its Ray of this id has ended."""
+        give(self.edge.board, dead_ray=dead_ray)
+        status = self.edge.board.facts.node_status
+        assert status is not None
+        return status.ray_death
 
     def hear(self, death: Envelope | None, **fields: object) -> set[tuple[str, str]]:
         """What the head makes of a status on the edge's topic, as it comes over the wire."""
@@ -74,18 +65,13 @@ def network(tmp_path: Path) -> Network:
 
 
 def test_the_head_believes_what_the_node_itself_signed(network: Network) -> None:
-    network.edge.dead_ray_node_id = lambda: RAY_ID  # type: ignore[method-assign]
-    network.edge.publish_status()
-    (status,) = network.edge_side.published
     assert network.edge.membership is not None
-    assert network.hear(status.ray_death) == {(str(network.edge.membership.lease.overlay_ip), RAY_ID)}
+    assert network.hear(network.stated(RAY_ID)) == {(str(network.edge.membership.lease.overlay_ip), RAY_ID)}
 
 
 def test_no_death_is_stated_while_none_is_known(network: Network) -> None:
-    network.edge.publish_status()
-    (status,) = network.edge_side.published
-    assert status.ray_death is None
-    assert network.hear(status.ray_death) == set()
+    assert network.stated(None) is None
+    assert network.hear(None) == set()
 
 
 def test_what_anybody_else_says_of_a_nodes_ray_is_ignored(network: Network) -> None:

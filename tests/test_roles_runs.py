@@ -139,7 +139,9 @@ async def test_the_devices_of_all_nodes_are_told(head: Head) -> None:
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
     assert [node["device"] for node in granted["nodes"]] == [None, "et7"]
-    assert head.node.node_status().device == "et0"
+    own = head.node.board.facts.node_status
+    assert own is not None
+    assert own.device == "et0"
 
 
 async def test_more_nodes_than_any_network_has_are_refused(head: Head) -> None:

@@ -14,7 +14,7 @@ import pytest
 from stopping import stop_request
 from structlog.testing import capture_logs
 
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import ConditionSet, Phase
 from edgelink.config import Config, Paths
 from edgelink.errors import SignalledError
 from edgelink.log import hide
@@ -125,13 +125,13 @@ def test_the_type_of_a_job_is_read_from_the_list() -> None:
 def test_the_status_line_says_the_phase_and_what_is_waited_for() -> None:
     """What is known to be wrong goes before what was not looked at yet."""
     conditions = ConditionSet(FakeClock(), ["Leased", "OverlayUp", "RayJoined"])
-    assert status_line(conditions) == "Starting: Leased NotObserved: not observed yet"
+    assert status_line(Phase.STARTING, conditions.unmet) == "Starting: Leased NotObserved: not observed yet"
     conditions.set_true("Leased", "Leased", "edge-1 holds 10.10.0.3")
     conditions.set_false("RayJoined", "HeadNotSeen", "no head yet")
-    assert status_line(conditions) == "Starting: RayJoined HeadNotSeen: no head yet"
+    assert status_line(Phase.STARTING, conditions.unmet) == "Starting: RayJoined HeadNotSeen: no head yet"
     conditions.set_true("OverlayUp", "DeviceConfirmed", "et0 is up")
     conditions.set_true("RayJoined", "AliveInRay", "alive")
-    assert status_line(conditions) == "Ready"
+    assert status_line(Phase.READY, conditions.unmet) == "Ready"
 
 
 async def test_a_daemon_reports_ready_status_and_life(

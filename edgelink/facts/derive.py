@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +10,27 @@ from functools import partial
 from ipaddress import IPv4Interface
 from typing import Final
 
+from edgelink import __version__
+from edgelink.conditions import Conditions, Phase, derive_phase
 from edgelink.config import Config
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
+from edgelink.registry.client import FEATURES
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Role
+from edgelink.registry.payloads import (
+    ClusterSpec,
+    ConditionReport,
+    Directory,
+    Envelope,
+    NodeStatus,
+    RayDeath,
+    Role,
+)
 from edgelink.registry.rotation import HeldSecret
 
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
@@ -25,6 +39,8 @@ EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
+PHASE: Final[Fact[Phase]] = Fact("phase")
+NODE_STATUS: Final[Fact[NodeStatus | None]] = Fact("node_status")
 
 MOST_PAIRS = 50  # nodes of a network in which each asks each
 
@@ -50,6 +66,7 @@ def derive_all(board: Board[Facts], config: Config) -> None:
         board.derive(EASYTIER_AS_WANTED, "comparison", Confirmed, easytier_as_wanted)
     else:
         board.derive(EASYTIER_AS_WANTED, "comparison", Existing, existing_as_wanted)
+    board.derive(PHASE, "what it adds up to", Observed, phase)
 
 
 def derive_peers(board: Board[Facts], config: Config) -> None:
@@ -57,6 +74,11 @@ def derive_peers(board: Board[Facts], config: Config) -> None:
     relays_carry = config.overlay.kind == "easytier"
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
+
+
+def derive_status(board: Board[Facts], config: Config, key: NodeKey) -> None:
+    """Have the board of a member derive what the network is told of it."""
+    board.derive(NODE_STATUS, "node's status", Own, partial(node_status, key=key, device=config.overlay.device))
 
 
 @dataclass(frozen=True)
@@ -208,3 +230,57 @@ class Answers:
 def peers_connected(now: Answers) -> bool:
     """Whether all nodes answer that have to before Ray may start here: the head, and one relay."""
     return now.overlay_is_up and now.targets is not None and now.targets.are_enough(now.answering)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The facts that :func:`phase` depends on."""
+
+    conditions: Conditions
+    is_stopping: bool
+
+
+def phase(now: Observed) -> Phase:
+    """The phase of this node."""
+    return derive_phase(now.conditions, is_stopping=now.is_stopping)
+
+
+@dataclass(frozen=True)
+class Own:
+    """The facts that :func:`node_status` depends on, besides the node's key and configuration."""
+
+    running: Membership | None
+    conditions: Conditions
+    phase: Phase
+    is_stopping: bool
+    versions: Versions
+    dead_ray: str | None
+    easytier_version: str | None
+    is_metered: bool
+
+
+def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
+    """What the network is told of this node.
+
+    An edge states the end of its Ray, signed by itself: it commands the head.
+    """
+    lease, versions = now.running.lease if now.running else None, now.versions
+    ray_death = None
+    if lease is not None and lease.role is Role.EDGE and now.dead_ray is not None:
+        ray_death = key.sign(Kind.RAY_DEATH, RayDeath(network_id=lease.network_id, ray_node_id=now.dead_ray))
+    return NodeStatus(
+        node_id=key.node_id,
+        online=not now.is_stopping,
+        phase=now.phase.value,
+        conditions=tuple(ConditionReport.of(condition) for condition in now.conditions),
+        edgelink_version=__version__,
+        ray_version=versions.ray,
+        python_version=versions.python or platform.python_version(),
+        packages=None if versions.packages is None else dict(versions.packages),
+        easytier_version=now.easytier_version,
+        device=device,
+        labels=lease.labels if lease else {},
+        ray_death=ray_death,
+        features=FEATURES,
+        metered=now.is_metered,
+    )

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
+from edgelink.conditions import Conditions, Phase
 from edgelink.facts.board import Table, Wish
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import Session
 from edgelink.registry.lease_watch import HeardLease
@@ -72,6 +74,13 @@ class Facts:
         echo_wishes: how often this daemon has wanted every other node asked at once.
         last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
         host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
+        easytier_version: the version of the EasyTier that is used here. None: not known yet.
+        versions: the versions of Ray, Python and what is trained with, once they are known.
+        dead_ray: Ray's id of the Ray that ended here last. None: none has, or it had no id yet.
+        conditions: the conditions of this node.
+        is_stopping: this daemon ends, and its EasyTier and Ray with it.
+        phase: the phase of this node. Derived.
+        node_status: what the network is told of this node. Derived.
     """
 
     membership: Membership | None = None
@@ -116,6 +125,13 @@ class Facts:
     echo_wishes: int = 0
     last_answer_s: float | None = None
     host_patience_s: int | None = None
+    easytier_version: str | None = None
+    versions: Versions = field(default_factory=Versions)
+    dead_ray: str | None = None
+    conditions: Conditions = field(default_factory=Conditions)
+    is_stopping: bool = False
+    phase: Phase = Phase.STARTING
+    node_status: NodeStatus | None = None
 
 
 def contradictions(facts: Facts) -> list[str]:

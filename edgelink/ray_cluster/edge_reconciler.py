@@ -57,7 +57,7 @@ class RayEdgeReconciler(RayReconciler):
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()
-        tools = await self.ray.prepare()
+        tools = await self.prepare()
         await self._leave_a_stranger(tools, lease)
         record = self.ray.node.record
         if spec is None:
@@ -158,7 +158,7 @@ class RayEdgeReconciler(RayReconciler):
     async def _join(
         self, tools: RayTools, lease: Lease, spec: ClusterSpec, member: ClusterMember, config_hash: str
     ) -> RayRecord:
-        tools = await self.ray.prepare_start()
+        tools = self._noted(await self.ray.prepare_start())
         self._note_environment(tools, member.node_rank, token_auth=spec.token_auth)
         try:
             check_versions(tools.interpreter, spec)
@@ -216,7 +216,7 @@ class RayEdgeReconciler(RayReconciler):
     async def _tell_of_end(self, record: RayRecord) -> None:
         lease, spec = self._lease(), self._cluster_spec()
         try:
-            tools = await self.ray.prepare()
+            tools = await self.prepare()
             token_auth = spec.token_auth if spec else tools.capabilities.token_auth
             if lease is not None:
                 await self._bury_own(tools, lease, record.head, token_auth=token_auth)

@@ -135,7 +135,7 @@ class RayHeadReconciler(RayReconciler):
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()
-        tools = await self.ray.prepare()
+        tools = await self.prepare()
         token = self._ray_token() if tools.capabilities.token_auth else None
         if token is not None:
             self.ray.write_token(token, tools.user)
@@ -144,7 +144,7 @@ class RayHeadReconciler(RayReconciler):
             return await self._end_cluster(tools, lease)
         self._rests_at_s = None
         record = await self._running_head(tools, lease)
-        tools = await self.ray.prepare()  # a start may have found another Ray, and made another token
+        tools = await self.prepare()  # a start may have found another Ray, and made another token
         token = self._ray_token() if tools.capabilities.token_auth else None
         if record is None and not self._overlay_ready():
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
@@ -206,7 +206,7 @@ class RayHeadReconciler(RayReconciler):
             return None
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
-        tools = await self.ray.prepare_start()
+        tools = self._noted(await self.ray.prepare_start())
         if tools.capabilities.token_auth:
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)

@@ -30,7 +30,6 @@ from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
 from edgelink.ray_cluster.temp_dir import check_temp_dir, temp_dir_of, usable
-from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
@@ -103,10 +102,6 @@ class LocalRay:
     def token_path(self) -> Path:
         """The copy of the Ray token that Ray's user can read."""
         return self._paths.ray_token_copy
-
-    @property
-    def versions(self) -> Versions:
-        return Versions() if self.tools is None else self.tools.interpreter.versions
 
     def doubt_interpreter(self) -> None:
         """Ask it again next time: what it lacks may be installed by then."""

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import RAY_JOINED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
+from edgelink.facts.board import Board, Fact
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
@@ -39,11 +40,15 @@ _VERIFY_S = 20.0
 _PATIENT_VERIFY_S = 120.0  # on a machine that is too busy for the 30 s of `ray start`
 _log = get_logger("ray")
 
+VERSIONS: Final[Fact[Versions]] = Fact("versions")
+DEAD_RAY: Final[Fact[str | None]] = Fact("dead_ray")
+
 
 @dataclass(frozen=True)
 class RayInputs:
     """What a node gives to the reconciler of its Ray, whatever its part in the cluster."""
 
+    board: Board[Any]
     config: Config
     paths: Paths
     conditions: ConditionSet
@@ -75,7 +80,8 @@ class RayReconciler:
         self._verified: RayRecord | None = None
         self._restarts = RestartPolicy(inputs.clock, first_s=1.0, cap_s=60.0)
         self._start_failure: RayClusterError | None = None  # shown while the next start is waited for
-        self.dead_ray_node_id: str | None = None
+        self._put_versions = inputs.board.claim(VERSIONS, self.name)
+        self._put_dead_ray = inputs.board.claim(DEAD_RAY, self.name)
         self._restart_why = ""
         self.drift = DriftReconciler(
             raylet=lambda: self.ray.node.record.raylet if self.ray.node.record and self.ray.node.is_running else None,
@@ -83,11 +89,6 @@ class RayReconciler:
             now=self.ray.snapshot,
             conditions=inputs.conditions,
         )
-
-    @property
-    def versions(self) -> Versions:
-        """Of Ray, Python and what is trained with, once they are known."""
-        return self.ray.versions
 
     @property
     def ride_through_s(self) -> int:
@@ -119,13 +120,17 @@ class RayReconciler:
         """The user that Ray runs as; root while that is not known."""
         return self.ray.tools.user.uid if self.ray.tools else 0
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> RayTools:
         """Find that user, and all else that Ray needs here.
 
         Raises:
             ConfigError, MissingDependencyError: there is no Ray to run, or nobody to run it as.
         """
-        await self.ray.prepare()
+        return self._noted(await self.ray.prepare())
+
+    def _noted(self, tools: RayTools) -> RayTools:
+        self._put_versions(tools.interpreter.versions)
+        return tools
 
     def command_environment(self) -> dict[str, str]:
         """Variables for Ray's own commands.
@@ -146,7 +151,7 @@ class RayReconciler:
     async def run(self) -> None:
         """Wake the reconciler when raylet or GCS ends; ends by cancellation only."""
         with suppress(EdgelinkError):  # the reconciler meets it again and reports it
-            await self.ray.prepare()  # 0.1 s that are over before the overlay is up
+            await self.prepare()  # 0.1 s that are over before the overlay is up
         while True:
             record = self.ray.node.record
             if record is not None:
@@ -232,7 +237,7 @@ class RayReconciler:
                 raise failure
 
     def _note_end(self, record: RayRecord) -> None:
-        self.dead_ray_node_id = record.ray_node_id
+        self._put_dead_ray(record.ray_node_id)
         if record.ray_node_id is None and gave_up_on_agent(record.outputs, self.user_uid):
             self._restarts.note_too_busy()
             self._start_failure = too_busy(self.ray.node.ray_logs)

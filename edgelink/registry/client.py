@@ -48,7 +48,14 @@ from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Transport
+from edgelink.registry.transport import (
+    KEEPALIVE_S,
+    METERED_KEEPALIVE_S,
+    Login,
+    Message,
+    MqttTransport,
+    Transport,
+)
 from edgelink.registry.transport import Session as MqttSession
 from edgelink.tasks import apart
 
@@ -99,6 +106,7 @@ class Inputs:
     membership: Membership | None
     admission: Admission
     overlay_is_up: bool
+    is_metered: bool
 
 
 class Store(Protocol):
@@ -319,7 +327,8 @@ class RegistryClient:
     async def _follow_as(self, address: str, password: str) -> None:
         will = NodeStatus(node_id=self._node_id, online=False, instance=self.life.instance)
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
-        async with self._transport.connect(address, self._login(password), will=last_will) as session:
+        login, keepalive_s = self._login(password), METERED_KEEPALIVE_S if self._known.is_metered else KEEPALIVE_S
+        async with self._transport.connect(address, login, will=last_will, keepalive_s=keepalive_s) as session:
             await session.subscribe(*self._subscriptions())
             with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them
                 await session.subscribe(*self._newer_subscriptions())

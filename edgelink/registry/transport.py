@@ -78,7 +78,13 @@ class Transport(Protocol):
     """Makes sessions."""
 
     def connect(
-        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
+        self,
+        address: str,
+        login: Login,
+        *,
+        will: Message | None = None,
+        timeout_s: float = 10.0,
+        keepalive_s: int = KEEPALIVE_S,
     ) -> AbstractAsyncContextManager[Session]:
         """A session with the broker at ``address`` (``host:port``). Leaving it lets the will be published.
 
@@ -92,20 +98,25 @@ class Transport(Protocol):
 class MqttTransport:
     """The real transport: TLS with ``context``, which decides whom to trust."""
 
-    def __init__(self, context: ssl.SSLContext, *, keepalive_s: int = KEEPALIVE_S) -> None:
-        self.keepalive_s = keepalive_s  # of the sessions from now on
+    def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
     @asynccontextmanager
     async def connect(
-        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
+        self,
+        address: str,
+        login: Login,
+        *,
+        will: Message | None = None,
+        timeout_s: float = 10.0,
+        keepalive_s: int = KEEPALIVE_S,
     ) -> AsyncIterator[Session]:
         try:
             host, port = split_address(address)
         except ValueError as error:
             raise RegistryUnavailableError(f"the broker cannot be reached: {error}") from error
         connection: ssl.SSLSocket | None = None
-        client = _make_client(host, port, login, will, timeout_s, self.keepalive_s)
+        client = _make_client(host, port, login, will, timeout_s, keepalive_s)
         try:
             try:
                 async with timeout(timeout_s):

@@ -88,7 +88,6 @@ class AdditionalRelay(Member):
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
         if was_member:
             tasks.create_task(self._tell_addresses(), name="addresses")
-        self.publish_status()
 
     async def _tell_addresses(self) -> None:
         """A relay that moved says so by enrolling again; without a token a person is told."""
@@ -110,7 +109,7 @@ class AdditionalRelay(Member):
             log.warning("bootstrap.addresses_not_told", told=told.overlay_peers, error=str(error))
 
     async def _stop_children(self) -> None:
-        self.conditions.stopping = True
+        self.put_is_stopping(True)
         if self.stun is not None:
             self.stun.close()
         await self.parts.stop()

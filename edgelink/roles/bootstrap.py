@@ -277,7 +277,7 @@ class Relay(Daemon):
         sys.stdout.flush()
 
     async def _stop_children(self) -> None:
-        self.conditions.stopping = True
+        self.put_is_stopping(True)
         if self.stun is not None:
             self.stun.close()
         await end_all(self.broker.stop, self.parts.stop)

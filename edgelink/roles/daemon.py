@@ -17,7 +17,7 @@ from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller, LocalApi, Route, route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, types_on
-from edgelink.conditions import Condition, ConditionSet, Phase, Status
+from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.facts.board import Fact
@@ -50,6 +50,8 @@ log = get_logger("node")
 
 
 OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
+CONDITIONS: Final[Fact[Conditions]] = Fact("conditions")
+IS_STOPPING: Final[Fact[bool]] = Fact("is_stopping")
 
 
 class Daemon(ABC):
@@ -84,9 +86,12 @@ class Daemon(ABC):
         self._required, shown = types_on(
             place, runs_easytier=config.overlay.kind == "easytier", answers_stun=bool(config.relay.stun_ports)
         )
-        self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
-        self.files = StateFiles(self.conditions)
         self.board = board_of(config)
+        self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
+        self._put_conditions = self.board.claim(CONDITIONS, "conditions")
+        self._put_conditions(self.conditions.now)
+        self.put_is_stopping = self.board.claim(IS_STOPPING, "lifecycle")
+        self.files = StateFiles(self.conditions)
         self._standstill = Standstill(self.board, clock)
         self._put_overlay_is_up = self.board.claim(OVERLAY_IS_UP, "overlay")
         self.launcher = machine.launcher(config.process.launcher, self._manager, paths, clock)
@@ -135,6 +140,7 @@ class Daemon(ABC):
 
     def condition_changed(self, condition: Condition) -> None:
         """A condition has another status, reason or message; logged is what is new in its outage."""
+        self._put_conditions(self.conditions.now)
         if condition.type == "OverlayUp":
             self._put_overlay_is_up(condition.status is Status.TRUE)
         outage = self._outages.setdefault(condition.type, Outage(self.clock))
@@ -154,9 +160,12 @@ class Daemon(ABC):
             )
             self.recorder.note("condition", **condition.to_dict(), **lasted)
         if self._manager is not None:
-            self._manager.notify(STATUS=status_line(self.conditions))
+            self._manager.notify(STATUS=self._status_line())
         if self.conditions.is_ready:
             self._was_ready.set()
+
+    def _status_line(self) -> str:
+        return status_line(self.board.facts.phase, self.conditions.unmet)
 
     @property
     def membership(self) -> Membership | None:
@@ -176,7 +185,7 @@ class Daemon(ABC):
         """
         if self._manager is None:
             return
-        self._manager.notify(READY="1", STATUS=status_line(self.conditions))
+        self._manager.notify(READY="1", STATUS=self._status_line())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._say_online(self._manager), name="online")
             tasks.create_task(self._show_life(self._manager), name="watchdog")
@@ -233,11 +242,11 @@ class Daemon(ABC):
             "hostname": lease.hostname if lease else None,
             "overlay_ip": str(lease.overlay_ip) if lease else None,
             "device": self.config.overlay.device,
-            "phase": self.conditions.phase.value,
+            "phase": self.board.facts.phase.value,
             "ready": self.conditions.is_ready,
             "ride_through_s": self.ride_through_s(),
             "conditions": self.conditions.to_list(),
-            "impact": impact(self.conditions) if self.conditions.phase is Phase.DEGRADED else None,
+            "impact": impact(self.conditions) if self.board.facts.phase is Phase.DEGRADED else None,
             "easytier_pid": easytier.pid if easytier else None,
             **self.details(),
         }
@@ -258,7 +267,7 @@ class Daemon(ABC):
         """What the flight recorder keeps of this moment."""
         easytier = self.parts.process.identity
         found: dict[str, Any] = {
-            "phase": self.conditions.phase.value,
+            "phase": self.board.facts.phase.value,
             "not_true": {c.type: c.reason for c in self.conditions if c.status is not Status.TRUE},
             **machine_load(),
         }
@@ -326,10 +335,9 @@ class Daemon(ABC):
         return {}
 
 
-def status_line(conditions: ConditionSet) -> str:
+def status_line(phase: Phase, unmet: list[Condition]) -> str:
     """What ``systemctl status`` shows: the phase, and what the node waits for; pure."""
-    unmet = conditions.unmet
     if not unmet:
-        return conditions.phase.value
+        return phase.value
     first = next((condition for condition in unmet if condition.status is Status.FALSE), unmet[0])
-    return f"{conditions.phase.value}: {first.type} {first.reason}: {first.message}"
+    return f"{phase.value}: {first.type} {first.reason}: {first.message}"

@@ -23,6 +23,7 @@ from edgelink.api.web.model import Measure, NodeRow, Severity, Snapshot, Traffic
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.errors import EdgelinkError
+from edgelink.facts.derive import Observed
 from edgelink.log import get_logger
 from edgelink.process.hosts_file import DOMAIN
 from edgelink.reconcile import Wakeup
@@ -81,7 +82,7 @@ class Dashboard:
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
         node.board.read(RegistrysWord, "web page", self.wakeup)
-        node.conditions.watch(self.wakeup)
+        node.board.read(Observed, "web page", self.wakeup)
         runs.watch(self.wakeup)
 
     def routes(self) -> Iterator[Route]:

@@ -56,7 +56,7 @@ class View:
         """This machine, and what belongs to no node."""
         node, found = self._node, list(rows)
         lease = node.membership.lease if node.membership else None
-        degraded = node.conditions.phase is Phase.DEGRADED
+        degraded = node.board.facts.phase is Phase.DEGRADED
         partly = impact(node.conditions) if degraded else {"goes_on": [], "waits": []}
         ranked = [row for row in found if row["node_rank"] is not None]
         alive = [row for row in ranked if row["health"] in ("ok", "warning")]
@@ -67,7 +67,7 @@ class View:
             overlay_ip=str(lease.overlay_ip) if lease else None,
             network_id=lease.network_id if lease else None,
             version=__version__,
-            phase=node.conditions.phase.value,
+            phase=node.board.facts.phase.value,
             is_connected=node.conditions.is_true("RegistryConnected"),
             ray_auth=node.exposure.ray_auth,
             ray_dashboard_port=node.config.ray.dashboard_port,

@@ -46,6 +46,3 @@ class Edge(Node):
     def named_nodes(self) -> set[str]:
         known = self.board.facts.targets
         return set() if known is None else set(known.all)
-
-    def dead_ray_node_id(self) -> str | None:
-        return self._edge_ray.dead_ray_node_id

@@ -6,46 +6,34 @@ It enrols, keeps a session with the registry, and remembers on disk where the re
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgelink import __version__
 from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller, Route, route
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
-from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
-from edgelink.facts.derive import derive_peers
+from edgelink.facts.derive import derive_peers, derive_status
 from edgelink.facts.part import Part, run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
 from edgelink.overlay.punching import PunchLimit
-from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import Life
-from edgelink.registry.client import FEATURES, RegistryClient
+from edgelink.registry.client import RegistryClient
 from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.outgoing import Outbox
-from edgelink.registry.payloads import (
-    ConditionReport,
-    Envelope,
-    NodeStatus,
-    RayDeath,
-    Role,
-)
+from edgelink.registry.payloads import Role
 from edgelink.registry.tls import client_context
-from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, MqttTransport
 from edgelink.roles.admission import Claimant
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
@@ -67,6 +55,7 @@ from edgelink.roles.session_parts import (
     NetworkOnly,
     RelayFollower,
     SessionTeller,
+    StatusTeller,
     holders,
     revoked_ips,
 )
@@ -75,12 +64,12 @@ from edgelink.roles.this_machine import ThisMachine
 log = get_logger("node")
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a node's status depends on, besides its conditions."""
-
-    running: Membership | None
-    is_metered: bool
+# Facts that nobody writes on a daemon of this role: a run is granted on the head only, and a relay has no Ray.
+_UNWRITTEN: dict[Role, set[str]] = {
+    Role.HEAD: set(),
+    Role.EDGE: {"run_members"},
+    Role.RELAY: {"run_members", "versions", "dead_ray"},
+}
 
 
 class Member(Daemon):
@@ -114,9 +103,9 @@ class Member(Daemon):
         self.store = MembershipStore(self.board, paths, self.files)
         self.store.reload()
         self.registry: RegistryClient | None = None
-        self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
         derive_peers(self.board, config)
+        derive_status(self.board, config, self.key)
         self.meter = Meter(board=self.board, configured=config.overlay.metered)
         self.peers = PeersReconciler(
             board=self.board,
@@ -154,8 +143,6 @@ class Member(Daemon):
         self._enrolment = enrolment
         self.board.derive(HOLDERS, "address holders", Listed, holders)
         self.board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
-        self._labels_changed = Wakeup()
-        self.board.read(Told, "node's status", self._labels_changed)
 
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
@@ -165,7 +152,6 @@ class Member(Daemon):
         self.build(membership, Life(await self.machine.parts(membership.network_id)))
         self._secret_epochs.refuse_revoked()
         self.start_parts(tasks)
-        tasks.create_task(self.follow_labels(), name="status")
         return membership
 
     def build(self, membership: Membership, life: Life) -> None:
@@ -187,7 +173,6 @@ class Member(Daemon):
             clock=self.clock,
         )
         context = client_context(membership.ca_pem, membership.network_id)
-        self._transport = self.machine.transport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
             self.board,
             self.key,
@@ -199,7 +184,7 @@ class Member(Daemon):
             silences=self._silences,
             cache=self.paths.state,
             files=self.files,
-            transport=self._transport,
+            transport=self.machine.transport(context),
             life=life,
         )
         claimant = Claimant(
@@ -237,6 +222,7 @@ class Member(Daemon):
         )
         trial = SecretTrial(board=self.board, overlay=self.parts, clock=self.clock)
         self._parts: list[Part[Any, Any]] = [
+            StatusTeller(self.board, self.registry.publish_status, self.clock),
             SessionTeller(self.board),
             RelayFollower(self.board, self.store),
             claimant,
@@ -247,7 +233,7 @@ class Member(Daemon):
             *([trial] if self.config.overlay.kind == "easytier" else []),
             *([self._punch_limit] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
         ]
-        self.board.require_writers(set() if self.role is Role.HEAD else {"run_members"})
+        self.board.require_writers(_UNWRITTEN[self.role])
 
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         super().start_parts(tasks)
@@ -261,25 +247,11 @@ class Member(Daemon):
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(self.reports.run(), name="reports")
 
-    async def follow_labels(self) -> None:
-        """Publish the status when labels change, by which the head chooses nodes, or when the uplink gets a meter.
-
-        Sessions from then on have the keep-alive of the meter.
-        """
-        while True:
-            await self._labels_changed.wait(None)
-            if self._transport is not None:
-                self._transport.keepalive_s = self._keepalive_s()
-            self.publish_status()
-
     async def _follow_uplink(self) -> NoReturn:
         """Ask all nodes when this machine's uplink may have changed: they may be reached no more."""
         while True:
             await self._uplink_changed.wait(None)
             self.peers.ask_now()
-
-    def _keepalive_s(self) -> int:
-        return METERED_KEEPALIVE_S if self.board.facts.is_metered else KEEPALIVE_S
 
     async def _become_member(self) -> Membership:
         """The membership on disk, or a new one by the token; waits for a relay that does not answer."""
@@ -303,40 +275,6 @@ class Member(Daemon):
                 await self.clock.sleep(backoff.next_s())
         require_role(self.membership, self.role)
         return self.membership
-
-    def publish_status(self) -> None:
-        """Tell the network how we are; the client coalesces."""
-        if self.registry is None:
-            return
-        self.registry.publish_status(self.node_status())
-
-    def node_status(self) -> NodeStatus:
-        """What the network is told of this node."""
-        versions = self.versions()
-        return NodeStatus(
-            node_id=self.key.node_id,
-            online=not self.conditions.stopping,
-            phase=self.conditions.phase.value,
-            conditions=tuple(ConditionReport.of(condition) for condition in self.conditions),
-            edgelink_version=__version__,
-            ray_version=versions.ray,
-            python_version=versions.python or platform.python_version(),
-            packages=None if versions.packages is None else dict(versions.packages),
-            easytier_version=self.parts.easytier_version,
-            device=self.config.overlay.device,
-            labels=self.membership.lease.labels if self.membership else {},
-            ray_death=self._ray_death(),
-            features=FEATURES,
-            metered=self.board.facts.is_metered,
-            reported_at=self.clock.now(),
-        )
-
-    def _ray_death(self) -> Envelope | None:
-        ray_node_id = self.dead_ray_node_id()
-        if ray_node_id is None or self.membership is None:
-            return None
-        death = RayDeath(network_id=self.membership.network_id, ray_node_id=ray_node_id)
-        return self.key.sign(Kind.RAY_DEATH, death)
 
     async def _renew(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /renew``; see :meth:`Renewal.serve`."""
@@ -362,14 +300,6 @@ class Member(Daemon):
     def samples(self) -> Iterable[Sample]:
         return member_samples(self.registry, self.peers, self.pairs.figures)
 
-    def versions(self) -> Versions:
-        """The versions of Ray, Python and what is trained with. A member without Ray has none."""
-        return Versions()
-
-    def dead_ray_node_id(self) -> str | None:
-        """The id of the Ray that ended here last, if this node's head has to be told of its end."""
-        return None
-
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.board.facts.directory, self.board.facts.cluster_spec)
 
@@ -383,7 +313,3 @@ class Member(Daemon):
             "rtt_ms": self.peers.rtt_ms,
             "refused": dict(self.registry.refusals.counts) if self.registry else {},
         }
-
-    def condition_changed(self, condition: Condition) -> None:
-        super().condition_changed(condition)
-        self.publish_status()

@@ -20,7 +20,6 @@ from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
-from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.membership import Membership
@@ -56,10 +55,6 @@ class RayReads:
 
 class RayReconciler(Reconciler, Protocol):
     """What a node needs of its Ray."""
-
-    @property
-    def versions(self) -> Versions:
-        """Of Ray, Python and what is trained with, once they are known."""
 
     @property
     def ride_through_s(self) -> int:
@@ -153,7 +148,6 @@ class Node(Member):
             tasks.create_task(run_part(self.pairs, self.board, self.conditions, self.clock), name="pairs")
         for reconciler in (self.peers, self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
-        self.publish_status()
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         """What runs for the daemon's life beside the overlay, the registry's session and Ray."""
@@ -167,6 +161,7 @@ class Node(Member):
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""
         return RayInputs(
+            board=self.board,
             config=self.config,
             paths=self.paths,
             conditions=self.conditions,
@@ -195,9 +190,6 @@ class Node(Member):
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
         yield knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
-
-    def versions(self) -> Versions:
-        return Versions() if self.ray is None else self.ray.versions
 
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
@@ -239,5 +231,5 @@ class Node(Member):
 
     async def _stop_children(self) -> None:
         assert self.ray is not None
-        self.conditions.stopping = True
+        self.put_is_stopping(True)
         await end_all(self.ray.stop, self.parts.stop)

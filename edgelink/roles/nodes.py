@@ -115,7 +115,7 @@ class Nodes:
         is_own = entry is not None and entry.node_id == self._node.key.node_id
         status: NodeStatus | None = None
         if is_own:
-            status = self._node.node_status()
+            status = self._node.board.facts.node_status
         elif entry is not None and registry is not None:
             status = registry.statuses.get(entry.node_id)
         return {

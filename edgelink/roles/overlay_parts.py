@@ -48,6 +48,7 @@ _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 LISTING: Final[Fact[frozenset[tuple[str, bool]]]] = Fact("listing")
 EASYTIER_PEER_ID: Final[Fact[str]] = Fact("easytier_peer_id")
+EASYTIER_VERSION: Final[Fact[str | None]] = Fact("easytier_version")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class OverlayParts:
         self._put_peer_id = board.claim(EASYTIER_PEER_ID, "overlay")
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self._put_listing = board.claim(LISTING, "overlay")
+        self._put_version = board.claim(EASYTIER_VERSION, "overlay")
         self.process = machine.process("easytier", paths.processes / "easytier.json", launcher, clock, files, uids=None)
         self.links = machine.links()
         self._guard = rpc_guard(config.overlay.rpc_port)
@@ -153,12 +155,8 @@ class OverlayParts:
         """
         if self._binary is None or not self._binary.is_unchanged:
             self._binary = self._machine.easytier(self._config.overlay.easytier_core)
+            self._put_version(self._binary.version)
         return self._binary
-
-    @property
-    def easytier_version(self) -> str | None:
-        """Of the core that is used here; None while it is not known."""
-        return self._binary.version if self._binary else None
 
     def drop(self, revoked: Iterable[IPv4Address]) -> None:
         """Have the overlay bring nothing from these addresses and take nothing to them."""

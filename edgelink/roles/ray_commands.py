@@ -14,7 +14,7 @@ class RayAccess(Protocol):
     def user_uid(self) -> int:
         """The user that Ray runs as: next to root, the one who may talk to it."""
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> object:
         """Find that user; raises ConfigError or MissingDependencyError."""
 
     def command_environment(self) -> dict[str, str]:

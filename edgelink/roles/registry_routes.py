@@ -8,8 +8,10 @@ from typing import Any, NoReturn, Protocol
 
 from edgelink.api.server import Caller, Route, route, user_name
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet, Status
+from edgelink.conditions import Status
 from edgelink.errors import NodeInUseError, UsageError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
 from edgelink.registry.fleet import read_fleet
@@ -42,7 +44,7 @@ class RegistryHolder(Protocol):
     """What the routes need of the relay; all of it is there by the time that a request comes."""
 
     clock: Clock
-    conditions: ConditionSet
+    board: Board[Facts]
     key: NodeKey
     store: RegistryStore
     authority: Authority
@@ -128,7 +130,7 @@ class RegistryRoutes:
         """Whether a node is there, and how it is. This relay itself has no session as a node, and answers here."""
         status = self._holder.registry.statuses.get(node_id)
         if status is None and node_id == self._holder.key.node_id:
-            return {"online": True, "phase": self._holder.conditions.phase.value}
+            return {"online": True, "phase": self._holder.board.facts.phase.value}
         return {"online": status.online if status else False, "phase": status.phase if status else Status.UNKNOWN.value}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:

@@ -229,13 +229,13 @@ class Runs:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
         statuses, alive, ray_known = registry.statuses, self.alive(), self._ray_known
-        own, report = self._node.versions(), []
+        own, report = self._node.board.facts.versions, []
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
-                status = self._node.node_status()
+                status = self._node.board.facts.node_status
             member = alive.get((str(entry.overlay_ip), rank)) if entry else None
             former = at.get(str(entry.overlay_ip)) if entry else None
             ready = readiness(rank, entry, status, member, own, former)

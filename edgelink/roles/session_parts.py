@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
 
+from edgelink.clock import Clock
 from edgelink.condition_table.required import REGISTRY_CONNECTED
 from edgelink.conditions import failed, is_so
 from edgelink.errors import EdgelinkError, NotRecordedError
@@ -56,6 +57,42 @@ class SessionTeller(Part[SessionOnly, Action]):
         if session.error is None:
             return Decision()
         return Decision((failed(self.condition, session.error),))
+
+
+@dataclass(frozen=True)
+class OwnStatus:
+    """What there is to tell of this node. ``own``: what was told last."""
+
+    node_status: NodeStatus | None
+    own: NodeStatus | None
+
+
+@dataclass(frozen=True)
+class Tell(Action):
+    """Tell the network how this node is."""
+
+    status: NodeStatus
+
+
+class StatusTeller(Part[OwnStatus, Tell]):
+    """Tells the network of this node whenever there is something new to tell. The client merges a burst."""
+
+    name = "status"
+    condition: ClassVar[str] = REGISTRY_CONNECTED.name
+    inputs = OwnStatus
+
+    def __init__(self, board: Board[Any], publish: Callable[[NodeStatus], None], clock: Clock) -> None:
+        super().__init__(board)
+        self._publish = publish
+        self._clock = clock
+
+    def plan(self, now: OwnStatus, at_s: float) -> Decision[Tell]:
+        status = now.node_status
+        return Decision() if status is None or status == now.own else Decision(does=Tell(status))
+
+    async def act(self, action: Tell) -> None:
+        self._publish(action.status.model_copy(update={"reported_at": self._clock.now()}))
+        self.own = action.status
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
 from edgelink.registry.records import BrokerUser
-from edgelink.registry.transport import KEEPALIVE_S, MqttTransport
+from edgelink.registry.transport import MqttTransport
 from edgelink.roles.machine import machine_parts
 
 
@@ -161,6 +161,6 @@ class ThisMachine:
         """Return what the kernel knows of the other nodes by their TCP connections."""
         return traffic.look(network, easytier_pid)
 
-    def transport(self, context: ssl.SSLContext, *, keepalive_s: int = KEEPALIVE_S) -> MqttTransport:
+    def transport(self, context: ssl.SSLContext) -> MqttTransport:
         """Return what connects to a broker whose certificate ``context`` trusts."""
-        return MqttTransport(context, keepalive_s=keepalive_s)
+        return MqttTransport(context)

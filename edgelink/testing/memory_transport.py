@@ -14,7 +14,7 @@ from typing import Any
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
 from edgelink.registry.topics import topic_of
-from edgelink.registry.transport import Login, Message, Session
+from edgelink.registry.transport import KEEPALIVE_S, Login, Message, Session
 
 _CONTROL = "$CONTROL/dynamic-security/v1"
 
@@ -151,12 +151,20 @@ class MemoryTransport:
     def __init__(self, brokers: dict[str, MemoryBroker]) -> None:
         self._brokers = brokers
         self.dialled: list[str] = []
+        self.keepalives_s: list[int] = []
 
     @asynccontextmanager
     async def connect(
-        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
+        self,
+        address: str,
+        login: Login,
+        *,
+        will: Message | None = None,
+        timeout_s: float = 10.0,
+        keepalive_s: int = KEEPALIVE_S,
     ) -> AsyncIterator[Session]:
         self.dialled.append(address)
+        self.keepalives_s.append(keepalive_s)
         await asyncio.sleep(0)
         broker = self._brokers.get(address)
         if broker is None:
