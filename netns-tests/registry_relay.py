@@ -24,7 +24,6 @@ from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
-from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
@@ -33,6 +32,7 @@ from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
 from edgelink.testing import eventually, reserved_port
 from edgelink.testing.registry_client import LoneClient
+from edgelink.testing.registry_service import LoneService
 
 CLOCK = SystemClock()
 soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
@@ -65,7 +65,7 @@ class Relay:
             clock=CLOCK,
             on_change=self._changed,
         )
-        self.service = RegistryService(
+        self.service = LoneService(
             authority=self.authority,
             store=self.store,
             network_id=self.keys.network_id,
@@ -73,8 +73,6 @@ class Relay:
             transport=self.transport,
             clock=CLOCK,
             on_change=self._changed,
-            on_secret_step=lambda: None,
-            is_listed=lambda _ip: False,
         )
 
     def _changed(self) -> None:

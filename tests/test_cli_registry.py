@@ -24,12 +24,12 @@ from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_watch import FOLLOWS_LEASES
 from edgelink.registry.payloads import ConditionReport, Lease, NodeStatus, Role
-from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.token import Token
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.testing import MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with
+from edgelink.testing.registry_service import LoneService
 
 
 class Relay:
@@ -43,16 +43,13 @@ class Relay:
         self.authority.relay_membership(self.key, "relay")
         self.heard = StatusBoard()
         self.board = board_with(conditions=Conditions())
-        self.registry = RegistryService(
+        self.registry = LoneService(
             authority=self.authority,
             store=self.store,
             network_id=self.world.keys.network_id,
             broker=FakeBroker(MemoryBroker({})),
             transport=MemoryTransport({}),
             clock=self.clock,
-            on_change=lambda: None,
-            on_secret_step=lambda: None,
-            is_listed=lambda _ip: False,
         )
         self.registry._board = self.heard
         self.registry.refresh = self._refresh  # type: ignore[method-assign]

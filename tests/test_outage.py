@@ -20,8 +20,8 @@ from edgelink.errors import RegistryUnavailableError
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
-from edgelink.roles.node import READY_CONDITIONS, Node
+from edgelink.roles.edge import Edge
+from edgelink.roles.node import READY_CONDITIONS
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.registry_client import LoneClient
@@ -134,9 +134,9 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     ]
 
 
-def node(directory: Path, clock: FakeClock) -> Node:
+def node(directory: Path, clock: FakeClock) -> Edge:
     paths = Paths(state=directory / "state", runtime=directory / "run")
-    return Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, machine=ThisMachine(), enrolment=None)
+    return Edge(Config(), paths, clock, ThisMachine(), None)
 
 
 async def test_a_condition_that_wavers_is_logged_once_a_reason(tmp_path: Path) -> None:

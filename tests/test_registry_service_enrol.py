@@ -26,6 +26,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.testing import MemoryBroker, MemoryTransport, eventually
+from edgelink.testing.registry_service import LoneService
 
 ADDRESS = "127.0.0.1:8883"
 
@@ -58,16 +59,13 @@ class Relay:
         self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
         self.broker = FakeBroker(self.memory)
         self.transport = MemoryTransport({ADDRESS: self.memory})
-        self.service = RegistryService(
+        self.service = LoneService(
             authority=self.world.authority,
             store=self.world.store,
             network_id=self.world.keys.network_id,
             broker=self.broker,
             transport=self.transport,
             clock=self.world.clock,
-            on_change=lambda: None,
-            on_secret_step=lambda: None,
-            is_listed=lambda _ip: False,
         )
 
     @asynccontextmanager

@@ -21,7 +21,7 @@ from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.enrolment import require_role
 from edgelink.roles.exposure import RevokedAddresses
-from edgelink.roles.node import Node
+from edgelink.roles.head import Head
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
@@ -166,30 +166,21 @@ def test_nodes_ask_every_stun_port_at_every_advertised_address() -> None:
     )
 
 
-class Member(Node):
-    """A head with nothing around it, in ``directory``."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(
-            role=Role.HEAD,
-            config=Config(),
-            paths=Paths(state=directory / "state", runtime=directory / "run"),
-            clock=FakeClock(),
-            machine=ThisMachine(),
-            enrolment=None,
-        )
+def head_in(directory: Path) -> Head:
+    """A head with nothing around it."""
+    return Head(Config(), Paths(directory / "state", directory / "run"), FakeClock(), ThisMachine(), None)
 
 
 async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> None:
     """`status` works from the first moment: who this is, and what it waits for."""
-    told = Member(tmp_path).status()
+    told = head_in(tmp_path).status()
     assert (told["role"], told["hostname"], told["phase"], told["ready"]) == ("head", None, "Starting", False)
     assert [condition["type"] for condition in told["conditions"]][:2] == ["Leased", "RegistryConnected"]
 
 
 def test_what_listens_on_the_overlay_looks_when_the_overlay_comes_and_goes(tmp_path: Path) -> None:
     """A scraper is not to wait for the next look."""
-    member = Member(tmp_path)
+    member = head_in(tmp_path)
     wakeup = member.metrics.server.wakeup
     wakeup._event.clear()
     member.conditions.set_true("OverlayUp", "DeviceConfirmed", "et0 is up")
@@ -201,7 +192,7 @@ def test_what_listens_on_the_overlay_looks_when_the_overlay_comes_and_goes(tmp_p
 
 async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -> None:
     """Looked at at once, and until the registry says otherwise; the same again costs nothing; never its own address."""
-    member, world = Member(tmp_path), World(tmp_path / "relay")
+    member, world = head_in(tmp_path), World(tmp_path / "relay")
     membership = world.authority.relay_membership(NodeKey.generate(), "relay")
     give(member.board, membership=membership)
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")

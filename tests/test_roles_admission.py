@@ -39,6 +39,7 @@ from edgelink.roles.admission import (
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.facts import GivenBoard, board_with, keep_settled, settle
 from edgelink.testing.registry_client import LoneClient
+from edgelink.testing.registry_service import LoneService
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
@@ -69,15 +70,13 @@ class Network:
         self.service = self.new_service()
 
     def new_service(self) -> RegistryService:
-        service = RegistryService(
+        service = LoneService(
             authority=self.world.authority,
             store=self.world.store,
             network_id=self.world.keys.network_id,
             broker=FakeBroker(),
             transport=MemoryTransport({FakeBroker.address: self.memory}),
             clock=self.world.clock,
-            on_change=lambda: None,
-            on_secret_step=lambda: None,
             is_listed=lambda ip: ip in self.listed,
         )
         service._passwords |= self.passwords

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from edgelink.config import Config, Paths
 from edgelink.log import hide
-from edgelink.registry.payloads import Role
-from edgelink.roles.node import Node
+from edgelink.roles.edge import Edge
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.recorder import Recorder, recorded
 from edgelink.roles.this_machine import ThisMachine
@@ -174,7 +173,7 @@ async def test_a_node_records_what_went_on(tmp_path: Path, monkeypatch: pytest.M
     """Phase, what is not as it should be, round trips and losses, load; and every change of a condition at once."""
     clock = FakeClock()
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, machine=ThisMachine(), enrolment=None)
+    node = Edge(Config(), paths, clock, ThisMachine(), None)
     monkeypatch.setattr(PeersReconciler, "rtt_ms", {"head": 12.345})
     node.peers.lost["relay"] = 3
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")

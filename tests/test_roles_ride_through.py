@@ -13,8 +13,8 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, HostConfig, Paths
 from edgelink.process import host_tcp
-from edgelink.registry.payloads import Role
-from edgelink.roles.node import Node, RayReconciler
+from edgelink.roles.head import Head
+from edgelink.roles.node import RayReconciler
 from edgelink.roles.ride_through import RideThroughReconciler
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.facts import board_with
@@ -90,17 +90,10 @@ def test_the_heads_own_change_that_waits_for_a_run_is_no_disagreement(host: Host
     """Until the run has ended the host keeps what Ray was started with."""
     waiting = Config(ride_through=60)
     assert "up to 5 min" in host.look(waiting, is_heads=True).message
-    node = Node(
-        role=Role.HEAD,
-        config=waiting,
-        paths=Paths(state=tmp_path / "state", runtime=tmp_path / "run"),
-        clock=SystemClock(),
-        machine=ThisMachine(),
-        enrolment=None,
-    )
-    assert node.ride_through_s() == 60
-    node.ray = cast(RayReconciler, SimpleNamespace(ride_through_s=300))
-    assert node.ride_through_s() == 300
+    head = Head(waiting, Paths(tmp_path / "state", tmp_path / "run"), SystemClock(), ThisMachine(), None)
+    assert head.ride_through_s() == 60
+    head.ray = cast(RayReconciler, SimpleNamespace(ride_through_s=300))
+    assert head.ride_through_s() == 300
 
 
 def test_an_old_kernel_says_what_holds_instead(host: Host) -> None:

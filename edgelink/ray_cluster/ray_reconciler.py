@@ -31,7 +31,9 @@ from edgelink.ray_cluster.slow_agent import TOO_BUSY, gave_up_on_agent, too_busy
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Lease
+from edgelink.registry.membership import Membership
+from edgelink.registry.network_watch import NetworkTold
+from edgelink.registry.payloads import ClusterSpec, Directory, Lease
 
 NOT_RAYS = {"allow_from", "robot_ip"}  # keys below `ray:` that are the firewall's: a change of them restarts no Ray
 _LOOK_S = 10.0
@@ -42,6 +44,20 @@ _log = get_logger("ray")
 
 VERSIONS: Final[Fact[Versions]] = Fact("versions")
 DEAD_RAY: Final[Fact[str | None]] = Fact("dead_ray")
+
+
+@dataclass(frozen=True)
+class RayReads:
+    """What a node's Ray depends on, whatever its part in the cluster."""
+
+    running: Membership | None
+    coming_lease: Lease | None
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    network: NetworkTold
+    peers_connected: bool
+    host_patience_s: int | None
+    standstills: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,7 @@ class RayReconciler:
         self._start_failure: RayClusterError | None = None  # shown while the next start is waited for
         self._put_versions = inputs.board.claim(VERSIONS, self.name)
         self._put_dead_ray = inputs.board.claim(DEAD_RAY, self.name)
+        inputs.board.read(RayReads, self.name, self.wakeup)
         self._restart_why = ""
         self.drift = DriftReconciler(
             raylet=lambda: self.ray.node.record.raylet if self.ray.node.record and self.ray.node.is_running else None,

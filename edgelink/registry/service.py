@@ -89,10 +89,15 @@ class RegistryService:
         on_change: Callable[[], None],
         on_secret_step: Callable[[], None],
         is_listed: Callable[[IPv4Address], bool],
+        outbox: Outbox,
+        reports: Reports,
     ) -> None:
-        """``on_secret_step`` is called after each step of a change of the network's secret, before the nodes are told.
+        """Arguments that need a word.
 
-        ``is_listed`` says whether the relay's EasyTier lists an overlay address.
+        on_secret_step: called after each step of a change of the network's secret, before the nodes are told.
+        is_listed: says whether the relay's EasyTier lists an overlay address.
+        outbox: what is published once, in this session or the next.
+        reports: makes the relay's report when the head asks.
         """
         self.ready = asyncio.Event()  # set while a session serves enrolments
         self.last_error: EdgelinkError | None = None
@@ -111,7 +116,6 @@ class RegistryService:
         self._changed = Wakeup()
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
-        self.reports: Reports | None = None
         self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock, on_secret_step)
         self._renewals = Renewals(store, authority.keys, clock)
         self.desk = RequestDesk(
@@ -123,7 +127,8 @@ class RegistryService:
             handlers={"renew": self._renew, "claim": self._judge},
         )
         self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status, is_listed=is_listed)
-        self._outbox = Outbox()
+        self._outbox = outbox
+        self._reports = reports
         self._serving_since_s: float | None = None
 
     @property
@@ -314,7 +319,7 @@ class RegistryService:
         self._on_change()
 
     def _ask_status(self, lease: Lease) -> None:
-        self.send(self._topics.node_reply(lease.node_id), self.desk.unasked(lease.node_id, Speak()))
+        self._outbox.put(self._topics.node_reply(lease.node_id), self.desk.unasked(lease.node_id, Speak()))
 
     def _judge(self, lease: Lease, request: NodeRequest) -> Answered:
         assert isinstance(request.ask, Claim)
@@ -331,16 +336,10 @@ class RegistryService:
         return Answered(Done(), wakes=self._changed)
 
     def _take_report_request(self, message: Message) -> None:
-        if self.reports is None:
-            return
         try:
-            self.reports.take_request(message.payload)
+            self._reports.take_request(message.payload)
         except (UntrustedError, ValidationError) as error:
             self.refusals.note(refusal_reason(error), message.topic, error=str(error))
-
-    def send(self, topic: str, payload: bytes) -> None:
-        """Publish once, in this session or the next; dropped where too much waits already."""
-        self._outbox.put(topic, payload)
 
     async def _serve_enrolments(self, session: Session, users: BrokerUsers) -> NoReturn:
         while True:

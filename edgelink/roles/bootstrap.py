@@ -35,6 +35,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.membership_store import MEMBERSHIP
 from edgelink.registry.network_watch import known_state
+from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Role
 from edgelink.registry.records import Network
 from edgelink.registry.service import RegistryService
@@ -185,6 +186,15 @@ class Relay(Daemon):
             launcher=self.launcher,
             files=self.files,
         )
+        outbox = Outbox()
+        self.reports = ReportExchange(
+            key=self.key,
+            network_id=keys.network_id,
+            directory=self.authority.full_directory,
+            collect=self.bundle,
+            send=outbox.put,
+            clock=self.clock,
+        )
         self.registry = RegistryService(
             authority=self.authority,
             store=self.store,
@@ -195,17 +205,11 @@ class Relay(Daemon):
             on_change=self._registry_changed,
             on_secret_step=self._secret_changed,
             is_listed=self.parts.is_listed,
+            outbox=outbox,
+            reports=self.reports,
         )
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
-        self.reports = self.registry.reports = ReportExchange(
-            key=self.key,
-            network_id=keys.network_id,
-            directory=self.authority.full_directory,
-            collect=self.bundle,
-            send=self.registry.send,
-            clock=self.clock,
-        )
         self._put_revoked(frozenset(self.authority.rotations.revoked_ips()))
         self._is_first_start = is_first_start
         knocker = Knocker(

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.enrolment import Enrolment
+from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
@@ -29,14 +31,17 @@ class Edge(Node):
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self._edge_ray = RayEdgeReconciler(
+        self.ray = self._edge_ray = RayEdgeReconciler(
             self.ray_inputs(),
             lease=self.lease_for_ray,
             overlay_ready=self.is_overlay_ready,
             cluster_spec=lambda: self.board.facts.cluster_spec,
         )
+        self.exposure.add_ray(RAY_TABLE, self._edge_ray)
         self._verbs = EdgeRay(self, self._edge_ray)
-        self.attach(self._edge_ray, RayOccupants(self._edge_ray))
+
+    def occupants(self) -> Occupants:
+        return RayOccupants(self._edge_ray)
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()

@@ -11,6 +11,7 @@ from edgelink.api.server import Route, stream_route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind
@@ -19,6 +20,7 @@ from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.heard import heard_route
+from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import environment_route
@@ -76,7 +78,7 @@ class Head(Node):
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
         self._runs = runs = Runs(self)
         self._nodes = Nodes(self, runs)
-        self._head_ray = ray = RayHeadReconciler(
+        self.ray = self._head_ray = ray = RayHeadReconciler(
             self.ray_inputs(),
             lease=self.lease_for_ray,
             overlay_ready=self.is_overlay_ready,
@@ -89,11 +91,14 @@ class Head(Node):
             gone=self._gone,
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
         )
+        self.exposure.add_ray(RAY_TABLE, ray)
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)
         self._news = NodeNews(self.board, runs, ray, clock)
         self._verbs = ClusterRay(self, runs, ray)
         self._page = Dashboard(self, runs, self._nodes, ray)
-        self.attach(ray, RayOccupants(ray, runs))
+
+    def occupants(self) -> Occupants:
+        return RayOccupants(self._head_ray, self._runs)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         super().start_more(tasks)

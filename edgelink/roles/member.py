@@ -118,7 +118,6 @@ class Member(Daemon):
         self._uplink_changed = Wakeup()
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)
         self.renewal: Renewal | None = None
-        self.occupants: Occupants = NoOccupants()
         self._outbox, self._silences, self._easytier_deaths = Outbox(), Inbox(), Inbox()
         self.pairs = Pairs(
             key=self.key,
@@ -159,7 +158,7 @@ class Member(Daemon):
         leases = LeaseFollower(
             board=self.board,
             store=self.store,
-            occupants=self.occupants,
+            occupants=self.occupants(),
             conditions=self.conditions,
             clock=self.clock,
         )
@@ -299,6 +298,10 @@ class Member(Daemon):
 
     def samples(self) -> Iterable[Sample]:
         return member_samples(self.registry, self.peers, self.pairs.figures)
+
+    def occupants(self) -> Occupants:
+        """Who works under this node's overlay address."""
+        return NoOccupants()
 
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.board.facts.directory, self.board.facts.cluster_spec)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgelink.api.server import Route
@@ -18,16 +17,12 @@ from edgelink.errors import UntrustedError
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind
-from edgelink.registry.membership import Membership
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ClusterSpec, Directory, Lease, RayDeath, Role
+from edgelink.registry.payloads import Lease, RayDeath, Role
 from edgelink.registry.words import word_of
 from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import knock_route
@@ -37,20 +32,6 @@ from edgelink.roles.this_machine import ThisMachine
 log = get_logger("node")
 
 READY_CONDITIONS = required_on(Place.EDGE)  # and on the head
-
-
-@dataclass(frozen=True)
-class RayReads:
-    """What a node's Ray depends on, whatever its part in the cluster."""
-
-    running: Membership | None
-    coming_lease: Lease | None
-    directory: Directory | None
-    cluster_spec: ClusterSpec | None
-    network: NetworkTold
-    peers_connected: bool
-    host_patience_s: int | None
-    standstills: int
 
 
 class RayReconciler(Reconciler, Protocol):
@@ -88,7 +69,9 @@ class RayReconciler(Reconciler, Protocol):
 
 
 class Node(Member):
-    """One member of the network that takes part in Ray."""
+    """One member of the network that takes part in Ray. Head and edge make its Ray, of :meth:`ray_inputs`."""
+
+    ray: RayReconciler
 
     def __init__(
         self,
@@ -111,7 +94,6 @@ class Node(Member):
             enrolment=enrolment,
             place=Place(role.value),
         )
-        self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         self._names = OverlayNames(
             paths.hosts,
@@ -119,12 +101,6 @@ class Node(Member):
             clock,
             declined=config.host.hosts == "leave",
         )
-
-    def attach(self, ray: RayReconciler, occupants: Occupants) -> None:
-        """Have this daemon keep this Ray."""
-        self.ray, self.occupants = ray, occupants
-        self.exposure.add_ray(RAY_TABLE, ray)
-        self.board.read(RayReads, ray.name, ray.wakeup)
 
     async def run(self) -> None:
         """Live until a signal or ``/stop``; then end Ray and EasyTier, in that order.
@@ -138,7 +114,6 @@ class Node(Member):
 
     async def live(self, tasks: asyncio.TaskGroup) -> None:
         """Lease → overlay and registry session → peers → Ray; each waits for what it needs by its condition."""
-        assert self.ray is not None
         self.start_telling(tasks)
         await self.join_network(tasks)
         tasks.create_task(self.ray.run(), name="ray-watch")
@@ -155,8 +130,7 @@ class Node(Member):
 
     def wake(self) -> None:
         """Have this node's Ray look at what is wanted of it."""
-        if self.ray is not None:
-            self.ray.wakeup.set()
+        self.ray.wakeup.set()
 
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""
@@ -185,11 +159,11 @@ class Node(Member):
 
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
-        return self.config.ride_through_s if self.ray is None else self.ray.ride_through_s
+        return self.ray.ride_through_s
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
-        yield knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
+        yield knock_route(self, lambda: self.ray.closed_ranges)
 
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
@@ -230,6 +204,5 @@ class Node(Member):
         }
 
     async def _stop_children(self) -> None:
-        assert self.ray is not None
         self.put_is_stopping(True)
         await end_all(self.ray.stop, self.parts.stop)

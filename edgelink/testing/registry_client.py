@@ -25,7 +25,7 @@ class LoneClient(RegistryClient):
     ) -> None:
         self.board = board_with(membership=membership, admission=ADMITTED) if board is None else board
         self.outbox = Outbox()
-        given: dict[str, Any] = {"store": self, "outbox": self.outbox, "reports": self}
+        given: dict[str, Any] = {"store": self, "outbox": self.outbox, "reports": NoReports()}
         inboxes = {"easytier_deaths": Inbox(), "silences": Inbox()}
         super().__init__(self.board, key, clock, **{**given, **inboxes, **more})
 
@@ -36,8 +36,12 @@ class LoneClient(RegistryClient):
     def reload(self) -> None:
         """Nobody renews the membership beside the test."""
 
+
+class NoReports:
+    """Nobody makes or gathers reports."""
+
     def take_request(self, payload: bytes) -> None:
-        """Nobody makes a report."""
+        """Make none."""
 
     def take_reply(self, node_id: str, payload: bytes) -> None:
-        """Nobody waits for one."""
+        """Wait for none."""

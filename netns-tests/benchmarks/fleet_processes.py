@@ -33,7 +33,6 @@ from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import PLAIN_USERNAME, ConditionReport, EnrolRequest, NodeStatus, Role
-from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
@@ -41,6 +40,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session
 from edgelink.testing.registry_client import LoneClient
+from edgelink.testing.registry_service import LoneService
 
 CLOCK = SystemClock()
 Command = Callable[..., Awaitable[Any]]
@@ -71,16 +71,13 @@ class Registry:
             clock=CLOCK,
             on_change=lambda: None,
         )
-        self.service = RegistryService(
+        self.service = LoneService(
             authority=authority,
             store=self.store,
             network_id=self.keys.network_id,
             broker=self.broker,
             transport=MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id)),
             clock=CLOCK,
-            on_change=lambda: None,
-            on_secret_step=lambda: None,
-            is_listed=lambda _ip: False,
         )
         self.client = LoneClient(membership, key, CLOCK)
 
