@@ -14,7 +14,7 @@ import pytest
 from registry_world import ADDRESSES
 from registry_world import World as RegistryWorld
 
-from edgelink.conditions import ConditionSet, Status
+from edgelink.conditions import ConditionSet, Said, Status
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.files import AT_ONCE
 from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Admission, Life, cloned
@@ -36,6 +36,8 @@ from edgelink.roles.admission import (
     Inputs,
     MakeClaim,
 )
+from edgelink.roles.lease_follower import Inputs as LeaseInputs
+from edgelink.roles.lease_follower import Looked, lease_in_words, leased
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.facts import GivenBoard, board_with, keep_settled, settle
 from edgelink.testing.registry_client import LoneClient
@@ -103,14 +105,19 @@ class Network:
         return key, self.world.membership(key, token, result)
 
 
-def claimant_of(client: Any, board: GivenBoard, refusal: Path, conditions: ConditionSet, clock: FakeClock) -> Claimant:
+def leased_on(board: GivenBoard) -> Said:
+    """What ``Leased`` says there."""
+    (said,) = leased(board.select(LeaseInputs, Looked()))
+    return said
+
+
+def claimant_of(client: Any, board: GivenBoard, refusal: Path, clock: FakeClock) -> Claimant:
     return Claimant(
         board=board,
         channel=client.channel,
         life=client.life,
         refusal=refusal,
         files=AT_ONCE,
-        conditions=conditions,
         clock=clock,
         easytier=SimpleNamespace(is_running=False),
     )
@@ -122,19 +129,22 @@ class Daemon:
     def __init__(self, network: Network, key: NodeKey, membership: Membership, machine: tuple[str, ...]) -> None:
         self.clock = FakeClock()
         self.conditions = ConditionSet(self.clock, ["Leased"])
-        self.conditions.set_true("Leased", "Leased", "holds its lease")
         transport = MemoryTransport({ADDRESSES[0]: network.memory})
         self.key, self.life = key, Life(machine)
         self.board = board_with(membership=membership)
         self.client = LoneClient(membership, key, self.clock, board=self.board, transport=transport, life=self.life)
         self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
         self.refusal = network.directory / f"refusal-{self.life.instance}"
-        self.claimant = claimant_of(self.client, self.board, self.refusal, self.conditions, self.clock)
+        self.claimant = claimant_of(self.client, self.board, self.refusal, self.clock)
         self.ended: BaseException | None = None
 
     @property
+    def leased(self) -> Said:
+        return leased_on(self.board)
+
+    @property
     def reason(self) -> str:
-        return self.conditions.get("Leased").reason
+        return self.leased.reason
 
     async def run(self) -> None:
         try:
@@ -240,6 +250,7 @@ async def test_a_copy_is_refused_by_name_and_the_node_goes_on(world: World) -> N
         assert "edgelink leave" in copy.ended.hint
         assert copy.ended.exit_code == 78
         assert copy.conditions.get("Leased").final
+        assert copy.leased.final, "whoever speaks last"
         assert not copy.board.facts.admission.may_start
         assert "on another machine" in copy.refusal.read_text()
         topic = world.network.topics.status(world.key.node_id)
@@ -288,11 +299,11 @@ async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_re
             await eventually(lambda: world.is_heard(former))
         async with running(moved):
             await eventually(lambda: moved.reason == "OtherMachine")
-            assert "another machine since" in moved.conditions.get("Leased").message
+            assert "another machine since" in moved.leased.message
             assert not moved.board.facts.admission.may_start
             await world.pass_by(HEARD_S)
             await eventually(lambda: moved.reason == "MachineChanged" and moved.board.facts.admission.may_start)
-            assert "on another machine than before" in moved.conditions.get("Leased").message
+            assert "on another machine than before" in moved.leased.message
             assert world.history().count("machine changed") == 1
             back = world.daemon(HERE)
             async with running(back):
@@ -309,7 +320,7 @@ async def test_a_machine_whose_easytier_goes_on_is_not_gone(world: World) -> Non
             await eventually(lambda: world.is_heard(former))
         await world.pass_by(3600)
         async with running(copy):
-            await eventually(lambda: "somebody has 10.10.0.2" in copy.conditions.get("Leased").message)
+            await eventually(lambda: "somebody has 10.10.0.2" in copy.leased.message)
             assert not copy.board.facts.admission.may_start
             world.network.listed.clear()
             await eventually(lambda: copy.reason == "MachineChanged")
@@ -481,6 +492,45 @@ def test_what_an_answer_allows(
     assert (after.admission, after.was_refused) == (admission, was_refused)
 
 
+WAITS, CLONED = (Status.FALSE, "OtherMachine", "another one"), (Status.FALSE, "ClonedNode", "a copy. leave")
+MOVED = (Status.TRUE, "MachineChanged", "{}; on another machine than before")
+
+
+@pytest.mark.parametrize(
+    "answers, said",
+    [
+        ((), (Status.TRUE, "Leased", "{}")),
+        ((ACCEPTED,), (Status.TRUE, "Leased", "{}")),
+        ((AWAY,), (Status.TRUE, "Leased", "{}")),
+        ((WAIT,), WAITS),
+        ((WAIT, AWAY), (Status.TRUE, "Leased", "{}")),
+        ((WAIT, ACCEPTED), (Status.TRUE, "Leased", "{}")),
+        ((REFUSED,), CLONED),
+        ((CHANGED,), MOVED),
+        ((CHANGED, ACCEPTED), MOVED),
+        ((CHANGED, AWAY), MOVED),
+        ((CHANGED, WAIT), WAITS),
+        ((CHANGED, WAIT, ACCEPTED), (Status.TRUE, "Leased", "{}")),
+    ],
+)
+def test_what_the_answers_make_of_the_lease(
+    tmp_path: Path, answers: tuple[Answer | RegistryError, ...], said: tuple[Status, str, str]
+) -> None:
+    """That another machine was the node is told for as long as this one is it."""
+    claimed, board = Claimed(), board_of_a_member(tmp_path)
+    for answer in answers:
+        claimed = claimed.after(answer, 3, 100.0)
+    board.given(claim_word=claimed.word)
+    assert board.facts.running is not None
+    status, reason, message = said
+    found = leased_on(board)
+    assert (found.status, found.reason, found.message) == (
+        status,
+        reason,
+        message.format(lease_in_words(board.facts.running.lease)),
+    )
+
+
 @pytest.mark.parametrize(
     "own, does",
     [
@@ -501,18 +551,16 @@ def test_what_an_answer_allows(
     ],
 )
 def test_when_a_claim_is_made(tmp_path: Path, own: Claimed, does: MakeClaim | None) -> None:
-    clock = FakeClock()
-    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, ConditionSet(clock, ["Leased"]), clock)
-    decision = claimant.plan(Inputs(None, Session(3, is_connected=True), own), 100.0)
+    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, FakeClock())
+    decision = claimant.plan(Inputs(Session(3, is_connected=True), own), 100.0)
     assert (decision.does, decision.ends) == (does, None)
 
 
 def test_a_refusal_is_final(tmp_path: Path) -> None:
     """Whatever the machine was before; nothing is asked any more."""
-    clock = FakeClock()
-    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, ConditionSet(clock, ["Leased"]), clock)
+    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, FakeClock())
     for before in (Claimed(), Claimed(WAS_NODE, ACCEPTED, 2)):
-        decision = claimant.plan(Inputs(None, Session(3), before.after(REFUSED, 3, 100.0)), 100.0)
+        decision = claimant.plan(Inputs(Session(3), before.after(REFUSED, 3, 100.0)), 100.0)
         assert isinstance(decision.ends, ClonedNodeError)
         assert (decision.ends.message, decision.ends.hint) == ("a copy", "leave")
         assert [(said.status, said.reason, said.final) for said in decision.says] == [
@@ -529,7 +577,7 @@ class Alone:
         self.clock, self.board = FakeClock(), board_of_a_member(directory)
         self.conditions = ConditionSet(self.clock, ["Leased"])
         self.channel = Silent(lambda: self.answers.pop(0)() if len(self.answers) > 1 else self.answers[0]())
-        self.claimant = claimant_of(self.channel, self.board, self.refusal, self.conditions, self.clock)
+        self.claimant = claimant_of(self.channel, self.board, self.refusal, self.clock)
 
     async def settle(self, after_s: float = 0) -> None:
         await self.clock.advance(after_s)
@@ -539,19 +587,22 @@ class Alone:
     def admission(self) -> Admission:
         return self.board.facts.admission
 
+    @property
+    def leased(self) -> Said:
+        return leased_on(self.board)
+
 
 @pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
 async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int, tmp_path: Path) -> None:
     """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
     node = Alone(tmp_path, answer)
-    node.conditions.set_true("Leased", "Leased", "holds its lease")
     for after_s in (0, ASK_AGAIN_S, ASK_AGAIN_S):
         await node.settle(after_s)
     assert node.channel.asked == tries
     assert node.admission.may_start
     assert node.admission.may_report(0), "in this session"
     assert not node.admission.may_report(1), "in the next one the registry is asked first"
-    assert node.conditions.get("Leased").reason == "Leased"
+    assert node.leased.reason == "Leased"
     node.board.given(session=Session(number=1, is_connected=True))
     await node.settle()
     assert node.channel.asked == tries + 1
@@ -561,11 +612,11 @@ async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp
     """It had to wait, and then nobody answers any more."""
     node = Alone(tmp_path, lambda: WAIT, unavailable)
     await node.settle()
-    assert node.conditions.get("Leased").reason == "OtherMachine"
+    assert node.leased.reason == "OtherMachine"
     assert not node.admission.may_start
     await node.settle(5)
     assert node.admission.may_start
-    assert node.conditions.is_true("Leased")
+    assert node.leased.status is Status.TRUE
 
 
 async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path: Path) -> None:
@@ -575,12 +626,12 @@ async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path:
     node.board.given(session=Session(number=1, is_connected=True))
     for after_s in (0, ASK_AGAIN_S):
         await node.settle(after_s)
-        assert node.conditions.get("Leased").reason == "ClonedNode"
+        assert node.leased.reason == "ClonedNode"
         assert not node.admission.may_start
         assert not node.admission.may_report(1)
         assert node.refusal.exists()
     await node.settle(ASK_AGAIN_S)
     assert node.admission.may_start
     assert node.channel.asked == 3
-    assert node.conditions.is_true("Leased")
+    assert node.leased.status is Status.TRUE
     assert not node.refusal.exists()

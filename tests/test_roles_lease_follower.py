@@ -44,14 +44,12 @@ class Node:
         transport = MemoryTransport({ADDRESSES[0]: MemoryBroker()})
         self.client = LoneClient(joined, self.key, self.clock, board=self.board, transport=transport)
         self.conditions = ConditionSet(self.clock, ["Leased"])
-        self.conditions.set_true("Leased", "Leased", "as granted")
         self.users: list[str] = []
         self.has_ended = True
         self.follower = LeaseFollower(
             board=self.board,
             store=self.store,
             occupants=self,
-            conditions=self.conditions,
             clock=self.clock,
         )
         self.follower.begin()
@@ -140,8 +138,13 @@ async def test_workers_are_waited_for(node: Node) -> None:
     assert node.leased == (Status.TRUE, WAITS)
     assert "ray::RolloutWorker" in node.conditions.get("Leased").message
     assert node.membership.lease == node.on_disk == former
-    node.users = []
+    node.users, node.has_ended = [], False
     await node.clock.advance(5)
+    await node.settle()
+    assert node.on_disk != former
+    assert node.leased == (Status.TRUE, WAITS), "the head knows it by its former address until it has another one"
+    node.has_ended = True
+    await node.clock.advance(0.2)
     await node.settle()
     assert node.membership.lease.overlay_ip == NEW_IP
     assert node.leased == (Status.TRUE, "Leased")

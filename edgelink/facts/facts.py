@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
-from edgelink.conditions import Conditions, Phase
+from edgelink.conditions import Conditions, Phase, Said
 from edgelink.facts.board import Table, Wish
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
@@ -38,6 +38,7 @@ class Facts:
         tries_next_secret: EasyTier is to run on the next secret, because nobody is heard on the present one.
         running: the membership that the daemon runs with. Derived.
         admission: what this machine may do before the registry has said that it is the node.
+        claim_word: what ``Leased`` has to say of this machine's claim to be the node. None: nothing but the lease.
         session: the session with the registry's broker.
         network: what the registry has told of the network's secret.
         directory: who holds which lease.
@@ -92,6 +93,7 @@ class Facts:
     tries_next_secret: bool = False
     running: Membership | None = None
     admission: Admission = field(default_factory=Admission)
+    claim_word: Said | None = None
     session: Session = field(default_factory=Session)
     network: NetworkTold = field(default_factory=NetworkTold)
     directory: Directory | None = None

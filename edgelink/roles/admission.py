@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet, failed, is_not_so
+from edgelink.conditions import Said, Status, failed, is_not_so, is_so
 from edgelink.errors import ExitCode, RegistryError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
@@ -23,9 +23,7 @@ from edgelink.outage import Outage
 from edgelink.registry.claims import Admission, Life
 from edgelink.registry.client import Session
 from edgelink.registry.lease_watch import LEASED
-from edgelink.registry.membership import Membership
 from edgelink.registry.requests import Answer, Claim, Question, Verdict
-from edgelink.roles.lease_follower import lease_in_words
 
 PATIENCE_S = 3.0  # with the registry's answer, before EasyTier is started without
 ASK_AGAIN_S = 30.0  # a registry that did not answer in this session
@@ -42,6 +40,13 @@ class ClonedNodeError(RegistryError):
 
 
 ADMISSION: Final[Fact[Admission]] = Fact("admission")
+CLAIM_WORD: Final[Fact[Said | None]] = Fact("claim_word")
+
+_REFUSED_BEFORE = is_not_so(
+    LEASED,
+    ClonedNodeError.reason,
+    "it was refused as a copy of another machine, and waits until the registry says otherwise",
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Claimed:
         session: number of the session in which that answer came, or did not in time.
         at_s: when that was, on the monotonic clock.
         was_refused: the registry has said, to this daemon or an earlier one, that this machine is a copy.
+        word: what ``Leased`` has to say of it. None: nothing but the lease.
     """
 
     admission: Admission = field(default_factory=Admission)
@@ -61,6 +67,7 @@ class Claimed:
     session: int = 0
     at_s: float = 0.0
     was_refused: bool = False
+    word: Said | None = None
 
     @property
     def is_unanswered(self) -> bool:
@@ -78,21 +85,29 @@ class Claimed:
         """Return what holds once this answer has come."""
         heard = replace(self, answer=answer, session=session, at_s=at_s)
         if isinstance(answer, Verdict) and answer.outcome == "refused":
-            return replace(heard, was_refused=True)
+            return replace(heard, was_refused=True, word=failed(LEASED, refusal(answer)))
         if isinstance(answer, Verdict) and answer.outcome == "wait":
-            return replace(heard, admission=replace(self.admission, is_doubted=True))
+            waits = is_not_so(LEASED, answer.reason or "OtherMachine", answer.message)
+            return replace(heard, admission=replace(self.admission, is_doubted=True), word=waits)
         if not heard.goes_on:
-            return heard
+            return replace(heard, word=_REFUSED_BEFORE)
         is_accepted = isinstance(answer, Verdict)
         admission = Admission(may_start=True, is_accepted=is_accepted or self.admission.is_accepted, settled_in=session)
-        return replace(heard, admission=admission, was_refused=self.was_refused and not is_accepted)
+        word = self.word if self.word is not None and self.word.status is Status.TRUE else None
+        if isinstance(answer, Verdict) and answer.reason:
+            word = is_so(LEASED, answer.reason, answer.message)
+        return replace(heard, admission=admission, was_refused=self.was_refused and not is_accepted, word=word)
+
+
+def refusal(answer: Verdict) -> ClonedNodeError:
+    """The error that ends the daemon of a machine that was refused."""
+    return ClonedNodeError(answer.message, hint=answer.hint)
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What a claim depends on."""
 
-    running: Membership | None
     session: Session
     own: Claimed
 
@@ -120,7 +135,7 @@ class EasyTier(Protocol):
 
 
 class Claimant(Part[Inputs, MakeClaim]):
-    """Claims to be the node: at once, and in each further session. Writes ``Leased`` once the registry has answered.
+    """Claims to be the node: at once, and in each further session.
 
     ``refusal`` is the file that tells `edgelink leave` of a refusal: a copy's lease is not to be freed.
     """
@@ -137,7 +152,6 @@ class Claimant(Part[Inputs, MakeClaim]):
         life: Life,
         refusal: Path,
         files: Files,
-        conditions: ConditionSet,
         clock: Clock,
         easytier: EasyTier,
         spread: Callable[[], float] = random.random,
@@ -149,31 +163,27 @@ class Claimant(Part[Inputs, MakeClaim]):
         self._life = life
         self._refusal = refusal
         self._files = files
-        self._conditions = conditions
         self._clock = clock
         self._easytier = easytier
         self._spread = spread
         self._outage = Outage(clock)  # of the registry's answers
         self._admit = board.claim(ADMISSION, self.name)
+        self._say = board.claim(CLAIM_WORD, self.name)
 
     def plan(self, now: Inputs, at_s: float) -> Decision[MakeClaim]:
         own, answer = now.own, now.own.answer
         if answer is None:
             return Decision(does=MakeClaim())
         if isinstance(answer, Verdict) and answer.outcome == "refused":
-            cloned = ClonedNodeError(answer.message, hint=answer.hint)
+            cloned = refusal(answer)
             return Decision((failed(LEASED, cloned),), ends=cloned)
         if isinstance(answer, Verdict) and answer.outcome == "wait":
-            waits = is_not_so(LEASED, answer.reason or "OtherMachine", answer.message)
-            left_s = own.at_s + answer.again_s - at_s
-            return Decision((waits,), MakeClaim()) if left_s <= 0 else Decision((waits,), again_s=left_s)
+            return _claim_in(own.at_s + answer.again_s - at_s)
         if own.session != now.session.number:
             return Decision(does=MakeClaim(rests=own.admission.is_accepted and not own.is_unanswered))
         if not own.is_unanswered:
             return Decision()
-        says = () if own.goes_on else (_REFUSED_BEFORE,)
-        left_s = own.at_s + ASK_AGAIN_S - at_s
-        return Decision(says, MakeClaim()) if left_s <= 0 else Decision(says, again_s=left_s)
+        return _claim_in(own.at_s + ASK_AGAIN_S - at_s)
 
     async def act(self, action: MakeClaim) -> None:
         if action.rests:
@@ -200,19 +210,11 @@ class Claimant(Part[Inputs, MakeClaim]):
         elif before.was_refused and not self.own.was_refused:
             self._files.keep(self._refusal, None)
         self._admit(self.own.admission)
-        if not self.own.goes_on:
-            return
-        assert now.running is not None  # whoever claims is a member
-        words = lease_in_words(now.running.lease)
-        if isinstance(answer, Verdict) and answer.reason:
+        self._say(self.own.word)
+        if self.own.goes_on and isinstance(answer, Verdict) and answer.reason:
             log.warning("node.accepted", reason=answer.reason, message=answer.message)
-            self._conditions.set_true(LEASED, answer.reason, f"{words}; {answer.message}")
-        elif not self._conditions.is_true(LEASED):  # it had to wait
-            self._conditions.set_true(LEASED, "Leased", words)
 
 
-_REFUSED_BEFORE = is_not_so(
-    LEASED,
-    ClonedNodeError.reason,
-    "it was refused as a copy of another machine, and waits until the registry says otherwise",
-)
+def _claim_in(left_s: float) -> Decision[MakeClaim]:
+    """Claim again after so many seconds."""
+    return Decision(does=MakeClaim()) if left_s <= 0 else Decision(again_s=left_s)

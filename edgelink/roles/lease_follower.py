@@ -11,13 +11,12 @@ way finds the new lease on its disk, and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet, Said, is_so
+from edgelink.conditions import Said, Status, is_so
 from edgelink.errors import NotRecordedError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
@@ -52,6 +51,7 @@ class Looked:
         lease: the lease for which it has looked who works here. None: it has not looked.
         at_s: when it did so, on the monotonic clock. Long ago: it has not.
         users: who works here, in words.
+        waited_for: who did so last, until the lease is in use.
         has_ended: no Ray runs here any more.
         since_s: since when the coming lease waits for that.
         refused: a lease that this daemon cannot take up, as was said.
@@ -60,6 +60,7 @@ class Looked:
     lease: Lease | None = None
     at_s: float = float("-inf")
     users: tuple[str, ...] = ()
+    waited_for: tuple[str, ...] = ()
     has_ended: bool = False
     since_s: float = 0.0
     refused: Lease | None = None
@@ -73,6 +74,7 @@ class Inputs:
     next_lease: HeardLease | None
     coming_lease: Lease | None
     admission: Admission
+    claim_word: Said | None
     own: Looked
 
 
@@ -125,7 +127,7 @@ class NoOccupants:
 
 
 class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
-    """Keeps ``Leased`` in step with the lease that counts."""
+    """Follows the lease that counts, and sets ``Leased``."""
 
     name: ClassVar[str] = "lease"
     condition: ClassVar[str] = LEASED
@@ -137,7 +139,6 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
         board: Board[Any],
         store: MembershipStore,
         occupants: Occupants,
-        conditions: ConditionSet,
         clock: Clock,
     ) -> None:
         super().__init__(board, own=Looked())
@@ -145,7 +146,6 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
         self._board = board
         self._store = store
         self._occupants = occupants
-        self._conditions = conditions
         self._clock = clock
         self._use = board.claim(LEASE_IN_USE, self.name)
         self._expect = board.claim(COMING_LEASE, self.name)
@@ -157,6 +157,9 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
         self._use(membership.lease_envelope)
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Refuse | Look | Record | Use]:
+        return replace(self._follow(now, at_s), says=leased(now))
+
+    def _follow(self, now: Inputs, at_s: float) -> Decision[Refuse | Look | Record | Use]:
         heard, own = now.next_lease, now.own
         if now.running is None or heard is None or not heard.is_newer_than(now.running.lease):
             return Decision()
@@ -170,7 +173,7 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
             if own.lease != lease or at_s >= own.at_s + _IN_USE_LOOK_S:
                 return Decision(does=Look(lease))
             if own.users:
-                return Decision((_waits(present, lease, own.users),), again_s=own.at_s + _IN_USE_LOOK_S - at_s)
+                return Decision(again_s=own.at_s + _IN_USE_LOOK_S - at_s)
         if now.coming_lease != lease:
             return Decision(does=Record(heard), again_s=_FULL_DISK_S)
         if moves and not own.has_ended and at_s < own.since_s + _RAY_PATIENCE_S:
@@ -186,17 +189,20 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
             case Look(lease):
                 has_ended, users = self._occupants.has_ended, tuple(self._occupants.in_use())
                 at_s = self._clock.monotonic_s()
-                self.own = replace(self.own, lease=lease, at_s=at_s, users=users, has_ended=has_ended)
+                waited_for = users or self.own.waited_for
+                self.own = replace(
+                    self.own, lease=lease, at_s=at_s, users=users, waited_for=waited_for, has_ended=has_ended
+                )
             case Record(heard):
                 with suppress(NotRecordedError):  # StateRecorded tells of it; the present lease goes on working
                     self._store.change(lambda on_disk: on_disk.with_lease(heard.envelope))
-                    self.own = Looked(since_s=self._clock.monotonic_s())
+                    self.own = Looked(waited_for=self.own.waited_for, since_s=self._clock.monotonic_s())
                     self._expect(heard.lease)
             case Use(heard):
                 lease = heard.lease
                 self._use(heard.envelope)
                 self._expect(None)
-                self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
+                self.own = replace(self.own, waited_for=())
                 log.info(
                     "node.lease_changed",
                     hostname=lease.hostname,
@@ -205,13 +211,25 @@ class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
                 )
 
 
-def _waits(present: Lease, lease: Lease, users: Iterable[str]) -> Said:
-    return is_so(
-        LEASED,
-        WAITS,
-        f"{lease_in_words(present)}; by the operator's word {lease_in_words(lease)} once nobody works here any more: "
-        f"{', '.join(users)}",
-    )
+def leased(now: Inputs) -> tuple[Said, ...]:
+    """What ``Leased`` says: what keeps this machine from being the node, what a change of its lease waits for, or it.
+
+    Nothing before the node is a member.
+    """
+    word, heard = now.claim_word, now.next_lease
+    if now.running is None:
+        return ()
+    if word is not None and word.status is not Status.TRUE:
+        return (word,)
+    holds = lease_in_words(now.running.lease)
+    if now.own.waited_for and heard is not None and heard.is_newer_than(now.running.lease):
+        users = ", ".join(now.own.waited_for)
+        coming = lease_in_words(heard.lease)
+        waits = f"{holds}; by the operator's word {coming} once nobody works here any more: {users}"
+        return (is_so(LEASED, WAITS, waits),)
+    if word is not None:
+        return (replace(word, message=f"{holds}; {word.message}"),)
+    return (is_so(LEASED, "Leased", holds),)
 
 
 def _is_same_place(one: Lease, other: Lease) -> bool:

@@ -159,7 +159,6 @@ class Member(Daemon):
             board=self.board,
             store=self.store,
             occupants=self.occupants(),
-            conditions=self.conditions,
             clock=self.clock,
         )
         leases.begin()
@@ -192,7 +191,6 @@ class Member(Daemon):
             life=self.registry.life,
             refusal=self.paths.refused_as_copy,
             files=self.files,
-            conditions=self.conditions,
             clock=self.clock,
             easytier=self.parts.process,
         )
