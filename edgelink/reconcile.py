@@ -9,6 +9,7 @@ looked at again only when something wakes the loop, or after a long pause.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -52,6 +53,17 @@ class Wakeup:
         was_set = self._event.is_set()
         self._event.clear()
         return was_set
+
+
+class Nudge(Wakeup):
+    """A wake-up of a part that is told of something that is no fact: it calls the part at once."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def set(self) -> None:
+        self._tell()
 
 
 class Reconciler(Protocol):

@@ -19,12 +19,20 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import OverlayConfig, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
+from edgelink.facts.part import run_part
+from edgelink.overlay import preflight
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
+from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor
-from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.overlay.load import LoadReconciler
+from edgelink.overlay.mend import held_tun, mend_device
+from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.stun import PrivateHosts
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
+from edgelink.process.ports import connections_of
 from edgelink.reconcile import run_reconciler
 from edgelink.testing.facts import give
 
@@ -65,8 +73,14 @@ async def main(settings: dict[str, object]) -> None:
         links=links,
         conditions=conditions,
         clock=clock,
-        owner_lock=paths.runtime / "overlay.lock",
+        preflight=preflight.check,
+        private_hosts=PrivateHosts(paths.state),
+        guard=TableKeeper(None, clock, open_without="nothing: this node has no table"),
+        fence=Fence(clock),
         congestion=congestion,
+        mend=mend_device,
+        held_tun=held_tun,
+        connections=connections_of,
     )
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()
@@ -78,7 +92,7 @@ async def main(settings: dict[str, object]) -> None:
                 links.run(),
                 congestion.run(),
                 overlay.run(),
-                run_reconciler(overlay, conditions, clock),
+                run_part(overlay, board, conditions, clock),
                 run_reconciler(load, conditions, clock),
             )
         ]

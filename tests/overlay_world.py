@@ -16,7 +16,7 @@ from edgelink.errors import (
     PrivateFilesError,
 )
 from edgelink.facts.board import Board
-from edgelink.facts.derive import Confirmed, easytier_as_wanted
+from edgelink.facts.derive import Confirmed, Existing, easytier_as_wanted, existing_as_wanted
 from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
@@ -26,11 +26,12 @@ from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.reconciler import OverlayReconciler
 from edgelink.overlay.stun import PrivateHosts
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Identity
 from edgelink.process.ports import Connection
 from edgelink.process.private_files import PrivateFile
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import give
+from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks, FakeProcess
 
 ADDRESS = IPv4Interface("10.10.0.7/24")
@@ -153,7 +154,7 @@ class World:
         self.process = FakeProcess(self.adoptable)
         self.congestion = FakeCongestion(self.process)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
-        self.reconciler = self.daemon(self.process, self.conditions)
+        self.overlay = self.daemon(self.process, self.conditions)
 
     def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayReconciler:
         """A daemon, which may start EasyTier and has a specification for it. ``board`` is its board."""
@@ -168,11 +169,11 @@ class World:
             links=self.links,
             conditions=conditions,
             clock=self.clock,
-            owner_lock=self.paths.runtime / "overlay.lock",
             preflight=self.preflight,
             private_hosts=self.hosts,
-            guard=self.guard,
-            is_guarded=self.is_guarded,
+            guard=TableKeeper(
+                self.guard, self.clock, open_without="EasyTier's RPC may be open", enabled=self.is_guarded
+            ),
             fence=self.fence,
             congestion=self.congestion,
             mend=self.mend,
@@ -186,6 +187,8 @@ class World:
 
     @property
     def runs_as_wanted(self) -> bool | None:
+        if self.config.kind == "existing":
+            return existing_as_wanted(Existing(self.board.facts.overlay_spec, self.condition.status is Status.TRUE))
         return easytier_as_wanted(self.board.select(Confirmed))
 
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
@@ -203,10 +206,15 @@ class World:
     def condition(self) -> Condition:
         return self.conditions.get("OverlayUp")
 
+    async def look(self) -> float:
+        """The kernel tells of something: it looks, and acts until there is nothing to do; when it looks again."""
+        self.overlay.look_again()
+        return await settle(self.overlay, self.board, self.conditions, self.clock)
+
     async def up(self) -> None:
-        await self.reconciler.reconcile()
+        await self.look()
         self.links.state = UP
-        await self.reconciler.reconcile()
+        await self.look()
         assert self.condition.status is Status.TRUE
 
 

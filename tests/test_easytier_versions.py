@@ -27,13 +27,16 @@ from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkState
+from edgelink.overlay.mend import held_tun, mend_device
 from edgelink.overlay.reconciler import OverlayReconciler
 from edgelink.overlay.status import peers
 from edgelink.overlay.stun import PrivateHosts
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import SessionLauncher, SupervisedProcess
+from edgelink.process.ports import connections_of
 from edgelink.process.private_files import PrivateFile
 from edgelink.testing import eventually, reserved_port
-from edgelink.testing.facts import give
+from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks
 
 ADDRESS = IPv4Interface("10.10.0.7/24")
@@ -56,7 +59,8 @@ class NoPrivateHosts(PrivateHosts):
 class Node:
     """A daemon's overlay part, and the stand-in that it starts."""
 
-    reconciler: OverlayReconciler
+    overlay: OverlayReconciler
+    board: Board[Facts]
     conditions: ConditionSet
     process: SupervisedProcess
     binary: EasyTierBinary
@@ -69,11 +73,16 @@ class Node:
         found: dict[str, Any] = json.loads((self.paths.logs / "effective.json").read_text())
         return found
 
+    async def look(self) -> None:
+        """The kernel tells of something."""
+        self.overlay.look_again()
+        await settle(self.overlay, self.board, self.conditions, SystemClock())
+
     async def up(self) -> None:
-        await self.reconciler.reconcile()
+        await self.look()
         await eventually((self.paths.logs / "effective.json").exists)
         self.links.state = LinkState(True, True, (ADDRESS,), 1360, index=4, routes=(ADDRESS.network,))
-        await self.reconciler.reconcile()
+        await self.look()
 
     def written(self) -> str:
         """Everything in the log directory and in the condition."""
@@ -118,7 +127,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
         board = Board(Facts())
         give(board, overlay_spec=spec, easytier_may_start=True)
-        reconciler = OverlayReconciler(
+        overlay = OverlayReconciler(
             board=board,
             binary=lambda: binary,
             config=OverlayConfig(),
@@ -127,13 +136,16 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             links=links,
             conditions=conditions,
             clock=clock,
-            owner_lock=paths.runtime / "overlay.lock",
             preflight=preflight,
+            private_hosts=NoPrivateHosts(paths.state),
+            guard=TableKeeper(None, clock, open_without="nothing"),
             fence=FakeFence(),
             congestion=FakeCongestion(),
-            private_hosts=NoPrivateHosts(paths.state),
+            mend=mend_device,
+            held_tun=held_tun,
+            connections=connections_of,
         )
-        nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
+        nodes.append(Node(overlay, board, conditions, process, binary, links, paths, spec))
         return nodes[-1]
 
     with ports:
@@ -170,10 +182,10 @@ def listening_addresses(port: int) -> set[str]:
 async def test_a_file_that_easytier_cannot_read_gives_nothing_away(make_node: MakeNode) -> None:
     """Its error shows the whole file, its crash report too; our error shows neither, and both files are private."""
     node = await make_node("2.6.4", "bad toml")
-    await node.reconciler.reconcile()
+    await node.look()
     await node.process.wait()
     with pytest.raises(ProcessExitedError) as caught:
-        await node.reconciler.reconcile()
+        await node.look()
     assert "status 1" in caught.value.message
     assert SECRET not in str(caught.value) + node.written()
     assert "*" * len(SECRET) in node.written()
@@ -184,10 +196,10 @@ async def test_a_file_that_easytier_cannot_read_gives_nothing_away(make_node: Ma
 async def test_a_start_that_failed_is_told_with_its_status_and_last_words(make_node: MakeNode) -> None:
     """Its device could not be made."""
     node = await make_node("2.6.4", "no tun")
-    await node.reconciler.reconcile()
+    await node.look()
     assert await node.process.wait() == 1
     with pytest.raises(ProcessExitedError, match=r"with status 1 .*Operation not permitted"):
-        await node.reconciler.reconcile()
+        await node.look()
     assert not node.conditions.is_true("OverlayUp")
 
 

@@ -20,15 +20,15 @@ async def test_what_others_devices_do_costs_no_look_at_the_firewall(world: World
     before = world.guard.applied
     for _ in range(10):
         await world.clock.advance(1)
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.guard.applied == before
     world.links.state = UP  # tells of our device
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.guard.applied == before + 1
 
     waited_s = 0.0
     while world.guard.applied == before + 1:
-        look_s = await world.reconciler.reconcile()
+        look_s = await world.look()
         assert look_s > 0
         await world.clock.advance(look_s)
         waited_s += look_s
@@ -41,26 +41,26 @@ async def test_a_firewall_that_fails_later_neither_ends_nor_neglects_the_overlay
     await world.up()
     world.guard.refusal = FirewallError("nft: refused")
     await world.clock.advance(31)
-    await world.reconciler.reconcile()
-    assert await world.reconciler.reconcile() > 0
+    await world.look()
+    assert await world.look() > 0
     assert world.condition.status is Status.TRUE
     assert "EasyTier's RPC may be open" in world.condition.message
     assert "nft: refused" in world.condition.message
 
     world.links.state, world.held = replace(UP, is_up=False), "et0"
-    await world.reconciler.reconcile()
+    await world.look()
     await world.clock.advance(0.25)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.mended == ["et0"]
     assert world.condition.status is Status.TRUE
 
     world.guard.refusal = None
     await world.clock.advance(31)
-    await world.reconciler.reconcile()
-    await world.reconciler.reconcile()
+    await world.look()
+    await world.look()
     assert "RPC" not in world.condition.message
     world.guard.refusal = FirewallError("nft: refused")
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert world.condition.reason == "Stopped"
 
 
@@ -68,7 +68,7 @@ async def test_no_easytier_is_started_with_an_open_rpc(world: World) -> None:
     """Before the start, what the firewall refuses is refused."""
     world.guard.refusal = FirewallError("nft: refused")
     with pytest.raises(FirewallError):
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.process.started == []
 
 
@@ -76,8 +76,8 @@ async def test_switched_off_a_predecessors_table_goes_and_none_comes(paths: Path
     """`firewall: off` around an EasyTier that was adopted."""
     world = World(paths, adoptable=running(), is_guarded=False)
     world.links.state = UP
-    await world.reconciler.reconcile()
-    await world.reconciler.reconcile()
+    await world.look()
+    await world.look()
     assert (world.guard.applied, world.guard.removed) == (0, 1)
     assert world.condition.status is Status.TRUE
 
@@ -85,35 +85,35 @@ async def test_switched_off_a_predecessors_table_goes_and_none_comes(paths: Path
 async def test_the_overlays_network_leads_nowhere_else_for_as_long_as_easytier_is_wanted(world: World) -> None:
     """Before EasyTier starts, through its end and under another lease; until the overlay is stopped."""
     assert world.fence.around is None
-    await world.reconciler.reconcile()
+    await world.look()
     assert len(world.process.started) == 1
     assert world.fence.around == ADDRESS.network
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     world.process.end(1)
     world.links.state = LinkState()
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.fence.around == ADDRESS.network
 
     world.given(overlay_spec=replace(SPEC, overlay_ip=IPv4Interface("10.20.0.7/16")))
     await world.clock.advance(31)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.fence.around == IPv4Network("10.20.0.0/16")
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert world.fence.around is None
 
 
 async def test_the_congestion_control_is_set_for_as_long_as_easytier_is_wanted(world: World) -> None:
     """Before EasyTier starts, because a connection keeps what it began with; and anew where it dials another relay."""
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.congestion.starts_before[0], len(world.process.started)) == (0, 1)
     assert world.congestion.around == SPEC
     world.links.state = UP
     other = replace(SPEC, peers=("tcp://198.51.100.9:11010",))
     world.given(overlay_spec=other)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.congestion.around == other
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert world.congestion.around is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from overlay_world import World, paths, world  # noqa: F401
 
 from edgelink.conditions import Condition, Status
-from edgelink.overlay.reconciler import LoadReconciler
+from edgelink.overlay.load import LoadReconciler
 from edgelink.process import ProcessUsage
 
 

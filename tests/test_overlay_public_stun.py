@@ -49,7 +49,7 @@ async def test_where_easytier_cannot_be_kept_from_stun_it_runs_and_the_condition
     assert "EasyTier may ask public STUN servers" in world.condition.message
     assert "CAP_SYS_ADMIN" in world.condition.message
     world.hosts.refusal = PrivateFilesError("was started without files of its own")
-    await world.reconciler.reconcile()
+    await world.look()
     assert "CAP_SYS_ADMIN" in world.condition.message, "the reason that can be acted on stays"
 
 
@@ -58,7 +58,7 @@ async def test_an_adopted_easytier_that_was_started_without_is_left_alone_and_to
     world = World(paths, adoptable=running())
     world.hosts.refusal = PrivateFilesError("pid 77: was started without files of its own")
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert "pid 77" in world.condition.message
     assert world.process.stops == 0

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_disk import Disk
@@ -23,26 +24,135 @@ from edgelink.errors import (
     ProcessExitedError,
 )
 from edgelink.facts.board import Wish
+from edgelink.facts.part import Action, run_part
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.ownership import Ownership
+from edgelink.overlay.reconciler import (
+    EasyTier,
+    GiveUp,
+    Inputs,
+    Look,
+    Looked,
+    NoteEnd,
+    Occasion,
+    Redial,
+    Repair,
+    Replace,
+    Start,
+)
 from edgelink.process.ports import Connection
-from edgelink.reconcile import run_reconciler
 from edgelink.testing import eventually
+from edgelink.testing.facts import settle
 from edgelink.testing.overlay import FakeProcess
 
+NOW_S = 1000.0
+NO_WISHES = (Wish(), Wish())
+WISH = Wish().again("it lost a node")
+OCCASION = Occasion(SPEC, NO_WISHES, standstills=0, changes=0)
+SERVES = EasyTier(running(), NO_WISHES, confirm_until_s=500.0, is_adopted=False, confirmed=UP)
+STARTING = EasyTier(running(), NO_WISHES, confirm_until_s=1005.0, is_adopted=False)
+DOWN = replace(UP, is_up=False)
+WHY = ("the device et0 is down", "DeviceDown")
 
-async def test_without_a_lease_nothing_is_started(world: World) -> None:
-    """No address, no EasyTier: the condition says that the lease is missing."""
-    world.given(overlay_spec=None)
-    await world.reconciler.reconcile()
-    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "NoLease")
-    assert world.process.started == []
+
+def given(*, wishes: tuple[Wish, Wish] = NO_WISHES, may_start: bool = True, **own: Any) -> Inputs:
+    """An EasyTier that works, looked at a second ago; or what is another than that."""
+    usual = {
+        "occasion": OCCASION._replace(wishes=wishes),
+        "at_s": 999.0,
+        "look_at_s": 1029.0,
+        "is_ours": True,
+        "device": UP,
+    }
+    return Inputs(SPEC, may_start, *wishes, standstills=0, own=Looked(**{**usual, "easytier": SERVES, **own}))
+
+
+@pytest.mark.parametrize(
+    ("now", "does", "again_s", "says"),
+    [
+        (replace(given(), overlay_spec=None), None, 30.0, "NoLease"),
+        (given(), None, 29.0, "DeviceConfirmed"),
+        (replace(given(), own=Looked()), Look(OCCASION), None, ""),
+        (replace(given(), standstills=1), Look(OCCASION._replace(standstills=1)), None, ""),
+        (given(changes=1), Look(OCCASION._replace(changes=1)), None, ""),
+        (given(look_at_s=NOW_S), Look(OCCASION), None, ""),
+        (given(is_ours=False, easytier=None, look_at_s=1001.0), None, 1.0, "DeviceConfirmed"),
+        (given(is_ours=False, easytier=None, look_at_s=1001.0, device=DOWN), None, 1.0, "DeviceDown"),
+        (given(easytier=None), Start(OCCASION), None, ""),
+        (given(easytier=None, start_at_s=1000.5), None, 0.5, ""),
+        (given(easytier=None, may_start=False), None, 30.0, "AsksRegistry"),
+        (given(may_start=False), None, 29.0, "DeviceConfirmed"),
+        (given(easytier=replace(SERVES, is_running=False)), NoteEnd(SPEC, replace(SERVES, is_running=False)), None, ""),
+        (
+            given(easytier=replace(SERVES, identity=running("older"))),
+            Replace(SPEC, replace(SERVES, identity=running("older")), "the configuration changed"),
+            None,
+            "",
+        ),
+        (
+            given(wishes=(Wish(), WISH)),
+            Replace(SPEC, replace(SERVES, wishes=(Wish(), WISH)), "it lost a node"),
+            None,
+            "",
+        ),
+        (given(wishes=(WISH, Wish()), easytier=replace(SERVES, wishes=(WISH, Wish()))), None, 29.0, "DeviceConfirmed"),
+        (given(easytier=STARTING, device=LinkState()), None, 5.0, ""),
+        (given(easytier=replace(STARTING, confirm_until_s=999.5), device=DOWN), Look(OCCASION), None, ""),
+        (
+            given(easytier=replace(STARTING, confirm_until_s=999.0), device=DOWN),
+            GiveUp(SPEC, replace(STARTING, confirm_until_s=999.0), *WHY),
+            None,
+            "",
+        ),
+        (given(device=DOWN, fault_since_s=999.0), Look(OCCASION), None, "DeviceDown"),
+        (given(device=DOWN, fault_since_s=990.0), GiveUp(SPEC, SERVES, *WHY), None, "DeviceDown"),
+        (given(device=DOWN, fault_since_s=990.0, held="et0"), Repair(SPEC, SERVES, *WHY), None, "DeviceDown"),
+        (given(device=DOWN, fault_since_s=990.0, held="et0", mend_at_s=1002.0), None, 2.0, "DeviceDown"),
+        (given(device=DOWN, fault_since_s=990.0, mend_at_s=1002.0), GiveUp(SPEC, SERVES, *WHY), None, "DeviceDown"),
+        (given(redial="LTE"), Redial(SPEC, SERVES, "LTE"), None, ""),
+        (given(redial="LTE", mend_at_s=1002.0), None, 2.0, "DeviceConfirmed"),
+    ],
+    ids=[
+        "no lease",
+        "it works",
+        "a new daemon",
+        "the machine slept",
+        "the kernel tells of something",
+        "half a minute later",
+        "another daemon runs it",
+        "another daemon runs it, and its device is down",
+        "none runs",
+        "one ended a moment ago",
+        "none runs, and none may",
+        "one that runs needs no permission",
+        "it ended",
+        "for another configuration",
+        "a wish",
+        "a wish that it serves",
+        "it is starting",
+        "its time is over",
+        "its time is over, and it has no device",
+        "a fault that may have passed",
+        "a fault that stays",
+        "a fault that stays, and its device is there",
+        "its device was mended a moment ago",
+        "another device was mended a moment ago",
+        "another uplink",
+        "another uplink once more",
+    ],
+)
+def test_what_is_done_when(world: World, now: Inputs, does: Action | None, again_s: float | None, says: str) -> None:
+    decision = world.overlay.plan(now, NOW_S)
+    assert decision.does == does
+    assert [said.reason for said in decision.says] == ([says] if says else [])
+    if again_s is not None:
+        assert decision.again_s == again_s
 
 
 async def test_easytier_is_started_from_a_private_file_without_the_secret_in_argv(world: World) -> None:
     """The secret is in the 0600 configuration file, and neither in argv nor in the environment."""
-    await world.reconciler.reconcile()
+    await world.look()
 
     (started,) = world.process.started
     config = world.paths.easytier_config
@@ -68,13 +178,13 @@ async def test_easytier_is_started_from_a_private_file_without_the_secret_in_arg
 )
 async def test_the_overlay_is_up_only_when_the_kernel_says_so(world: World, state: LinkState) -> None:
     """OverlayUp needs device, up, exactly our address and an MTU; a running process is no proof."""
-    await world.reconciler.reconcile()
+    await world.look()
     world.links.state = state
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.FALSE
 
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert len(world.process.started) == 1
 
@@ -83,7 +193,7 @@ async def test_a_working_overlay_is_left_alone(world: World) -> None:
     """Reconciling again and again neither starts nor stops anything."""
     await world.up()
     for _ in range(5):
-        await world.reconciler.reconcile()
+        await world.look()
     assert (len(world.process.started), world.process.stops) == (1, 0)
 
 
@@ -92,7 +202,7 @@ async def test_a_running_easytier_is_adopted_without_needing_its_program(paths: 
     world = World(paths, adoptable=running())
     world.binary = None  # type: ignore[assignment]
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert (world.process.started, world.process.stops) == ([], 0)
 
@@ -101,7 +211,7 @@ async def test_a_running_easytier_with_another_configuration_is_replaced(paths: 
     """What runs for an older lease or configuration is stopped and started anew."""
     world = World(paths, adoptable=running("older"))
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.process.stops == 1
     assert world.process.config_hash == SPEC.config_hash
 
@@ -115,10 +225,10 @@ async def test_what_could_not_be_started_anew_is_not_stopped(world: World) -> No
     def removed() -> EasyTierBinary:
         raise EasyTierNotFoundError("removed")
 
-    world.reconciler._core._binary = removed
+    world.overlay._core._binary = removed
     assert world.runs_as_wanted is False
     with pytest.raises(EasyTierNotFoundError):
-        await world.reconciler.reconcile()
+        await world.look()
     assert (world.process.stops, world.process.is_running) == (0, True)
 
 
@@ -131,13 +241,13 @@ async def test_a_full_disk_keeps_no_easytier_from_its_start(world: World, monkey
     await world.up()
     Disk(monkeypatch).is_full = True
     world.process.end(-9)
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.process.is_running, len(world.process.started)) == (True, 2)
 
-    await world.reconciler.reconcile()
+    await world.look()
     world.links.uplinks = {"wwan0": lte}
-    await world.clock.advance(await world.reconciler.reconcile())
-    await world.reconciler.reconcile()
+    await world.clock.advance(await world.look())
+    await world.look()
     assert world.process.stops == 1
     assert (world.process.is_running, len(world.process.started)) == (True, 3)
 
@@ -159,17 +269,17 @@ async def test_what_cannot_be_written_down_stops_nothing(
         world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
     elif cause == "the device is gone":
         world.links.state = LinkState()
-        await world.clock.advance(await world.reconciler.reconcile())
+        await world.clock.advance(await world.look())
     else:
         world.links.uplinks = {"wwan0": lte}
-        await world.clock.advance(await world.reconciler.reconcile())
+        await world.clock.advance(await world.look())
     for _ in range(3):
         with pytest.raises(NotRecordedError):
-            await world.reconciler.reconcile()
+            await world.look()
     assert (world.process.is_running, world.process.stops) == (True, 0)
 
     disk.is_full = False
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.process.is_running, world.process.stops, len(world.process.started)) == (True, 1, 2)
     assert "disable_upnp" in world.paths.easytier_config.read_text()
 
@@ -188,7 +298,7 @@ async def test_a_file_that_is_not_as_it_was_written_is_written_anew(world: World
         config.rename(tmp_path / "elsewhere")
         config.symlink_to(tmp_path / "elsewhere")
     world.process.end(-9)
-    await world.reconciler.reconcile()
+    await world.look()
     assert len(world.process.started) == 2
     assert not config.is_symlink()
     assert (config.read_bytes(), stat.S_IMODE(config.stat().st_mode)) == (whole, 0o600)
@@ -199,11 +309,11 @@ async def test_another_secret_is_confirmed_by_its_own_device(world: World) -> No
     await world.up()
     world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
     world.links.state = LinkState()
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
     assert world.runs_as_wanted is False
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.runs_as_wanted is True
 
 
@@ -213,16 +323,9 @@ async def test_what_cannot_be_started_again_does_not_run_as_wanted(world: World)
     world.obstacle = OverlayError("port taken", reason="PortBusy")
     world.given(restart_for_pair=Wish().again("it lost a node"))
     with pytest.raises(OverlayError, match="port taken"):
-        await world.reconciler.reconcile()
+        await world.look()
     assert not world.process.is_running
     assert world.runs_as_wanted is False
-
-
-async def test_a_start_that_is_under_way_waits_for_its_device(world: World) -> None:
-    """The device tells of itself many times until it is ready; none of that makes us spin."""
-    await world.reconciler.reconcile()
-    world.links.state = replace(UP, is_up=False)
-    assert await world.reconciler.reconcile() > 1
 
 
 @pytest.mark.parametrize("wish", ["restart_for_relays", "restart_for_pair"])
@@ -230,10 +333,10 @@ async def test_a_wish_replaces_easytier_once(world: World, wish: str) -> None:
     """Two wishes before it is served are one restart."""
     await world.up()
     world.given(**{wish: Wish().again("it lost a node").again("it lost another one")})
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
     for _ in range(3):
-        await world.reconciler.reconcile()
+        await world.look()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
 
 
@@ -242,21 +345,21 @@ async def test_a_wish_is_for_the_easytier_that_ran_then(world: World) -> None:
     await world.up()
     world.process.end(-9)
     world.given(restart_for_pair=Wish().again("it lost a node"))
-    await world.reconciler.reconcile()
-    await world.reconciler.reconcile()
+    await world.look()
+    await world.look()
     assert (world.process.stops, len(world.process.started)) == (0, 2)
 
 
 async def test_without_permission_nothing_is_started_and_what_runs_goes_on(world: World) -> None:
     """Another machine may be this node; the registry knows."""
     world.given(easytier_may_start=False)
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.condition.reason, world.process.started) == ("AsksRegistry", [])
     world.given(easytier_may_start=True)
-    assert world.reconciler.wakeup.is_set
+    assert world.overlay.wakeup.is_set
     await world.up()
     world.given(easytier_may_start=False)
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)
 
 
@@ -265,13 +368,13 @@ async def test_after_a_standstill_somebody_has_to_answer(world: World, *, answer
     """Its connections may have been cut without a trace; they are asked for at once."""
     await world.up()
     world.given(last_answer_s=world.clock.monotonic_s(), standstills=1)
-    assert world.reconciler.wakeup.is_set
-    again_s = await world.reconciler.reconcile()
+    assert world.overlay.wakeup.is_set
+    again_s = await world.look()
     await world.clock.advance(again_s / 2)
     if answers:
         world.given(last_answer_s=world.clock.monotonic_s())
     await world.clock.advance(again_s / 2)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.process.stops == (0 if answers else 1)
 
 
@@ -281,12 +384,12 @@ async def test_an_answer_before_the_standstill_was_seen_to_is_asked_for_once_mor
     world.given(standstills=1)
     world.given(last_answer_s=world.clock.monotonic_s())
     await world.clock.advance(0.05)  # the look that was under way
-    again_s = await world.reconciler.reconcile()
+    again_s = await world.look()
     assert world.board.facts.echo_wishes == 1
     await world.clock.advance(0.05)
     world.given(last_answer_s=world.clock.monotonic_s())
     await world.clock.advance(again_s)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.process.stops == 0
 
 
@@ -295,7 +398,7 @@ async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
     await world.up()
     world.links.state = LinkState()
     world.process.end(-9)
-    await world.reconciler.reconcile()
+    await world.look()
     assert len(world.process.started) == 2
     assert world.condition.status is Status.FALSE
 
@@ -304,54 +407,54 @@ async def test_repeated_faults_are_restarted_with_pauses(world: World) -> None:
     """Somebody who keeps breaking the device does not make us spin."""
     await world.up()
     world.process.end(-9)
-    await world.reconciler.reconcile()
-    await world.reconciler.reconcile()  # device still up: confirmed
+    await world.look()
+    await world.look()  # device still up: confirmed
     world.process.end(-9)
-    pause_s = await world.reconciler.reconcile()
+    pause_s = await world.look()
     assert len(world.process.started) == 2
     assert 0 < pause_s <= 0.5
 
 
 async def test_an_early_end_names_status_and_last_words(world: World) -> None:
     """An EasyTier that ends before its device is up is an error with its own words, retried with pauses."""
-    await world.reconciler.reconcile()
+    await world.look()
     world.process.words = "panicked at: Address already in use"
     world.process.end(1)
     with pytest.raises(ProcessExitedError, match=r"status 1.*Address already in use"):
-        await world.reconciler.reconcile()
-    assert 0 < await world.reconciler.reconcile() <= 0.5
+        await world.look()
+    assert 0 < await world.look() <= 0.5
     assert len(world.process.started) == 1
     assert world.condition.reason == "ProcessExited"
 
 
 async def test_a_device_that_never_comes_is_a_named_error(world: World) -> None:
     """A start has a deadline; afterwards the core is stopped and the error says what was missing."""
-    await world.reconciler.reconcile()
+    await world.look()
     await world.clock.advance(11)
     with pytest.raises(InterfaceNotReadyError, match="et0 does not exist"):
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.process.stops == 1
 
 
 async def test_a_secret_in_the_log_is_overwritten(world: World) -> None:
     """As EasyTier's banner shows it; once the device is seen, the log does not hold it any more."""
-    await world.reconciler.reconcile()
+    await world.look()
     log = world.paths.logs / "easytier.log"
     log.write_text(f'network_secret = "{SECRET}"\n')
     world.links.state = replace(UP, is_up=False)
-    await world.reconciler.reconcile()
+    await world.look()
     assert SECRET not in log.read_text()
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 async def test_a_chatty_easytier_fills_no_disk(world: World, *, is_up: bool) -> None:
     """Its output is looked at every two seconds, also while its device never comes; the older part has a bound, too."""
-    await world.reconciler.reconcile()
+    await world.look()
     if is_up:
         await world.up()
     log, most = world.paths.logs / "easytier.log", 4 << 20
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(world.reconciler.bound_log())
+        task = tasks.create_task(world.overlay.bound_log())
         for _ in range(3):
             with log.open("ab") as file:
                 file.truncate(9 * most)
@@ -365,7 +468,7 @@ async def test_an_obstacle_is_raised_before_anything_is_started(world: World) ->
     """What preflight refuses is not started."""
     world.obstacle = OverlayError("port taken", reason="PortBusy")
     with pytest.raises(OverlayError, match="port taken"):
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.process.started == []
 
 
@@ -376,9 +479,9 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
         raise EasyTierNotFoundError("no easytier-core", hint="run make setup")
 
     world.binary = missing  # type: ignore[method-assign]
-    world.reconciler = world.daemon(world.process, world.conditions)
+    world.overlay = world.daemon(world.process, world.conditions)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(run_reconciler(world.reconciler, world.conditions, world.clock))
+        task = tasks.create_task(run_part(world.overlay, world.board, world.conditions, world.clock))
         await eventually(lambda: world.condition.status is Status.FALSE)
         task.cancel()
     assert world.condition.reason == "EasyTierNotFound"
@@ -390,7 +493,7 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
 async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
     """Those that hold a connection to it have to hear of it, whether or not somebody asked for the end."""
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(world.reconciler.run())
+        task = tasks.create_task(world.overlay.run())
         await world.up()
         await asyncio.sleep(0)
         assert world.board.facts.easytier_ends == 0
@@ -398,7 +501,7 @@ async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
             world.process.end(-9)
         else:
             world.given(**{how: Wish().again("a test")})
-            await world.reconciler.reconcile()
+            await world.look()
         await eventually(lambda: world.board.facts.easytier_ends == 1)
         task.cancel()
 
@@ -406,12 +509,12 @@ async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
 async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:
     """run() turns the child's end into a wake-up, so that no poll is needed."""
     await world.up()
-    world.reconciler.wakeup = type(world.reconciler.wakeup)()
+    world.overlay.wakeup = type(world.overlay.wakeup)()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(world.reconciler.run())
+        task = tasks.create_task(world.overlay.run())
         world.process.end(-9)
         async with asyncio.timeout(20):
-            await world.reconciler.wakeup.wait(None)
+            await world.overlay.wakeup.wait(None)
         task.cancel()
 
 
@@ -422,13 +525,14 @@ async def test_two_daemons_share_one_easytier(world: World) -> None:
     other_conditions = ConditionSet(world.clock, ["OverlayUp"])
     other = world.daemon(other_process, other_conditions)
 
-    await other.reconcile()
+    await settle(other, world.board, other_conditions, world.clock)
     assert other_conditions.is_true("OverlayUp")
     assert other_process.identity is None
 
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert world.process.stops == 0, "the other daemon still needs it"
-    await other.reconcile()
+    await world.clock.advance(2)
+    await settle(other, world.board, other_conditions, world.clock)
     assert other_process.identity is not None
     await other.stop()
     assert other_process.stops == 1
@@ -437,26 +541,26 @@ async def test_two_daemons_share_one_easytier(world: World) -> None:
 async def test_stopping_ends_easytier_even_before_the_first_look(paths: Paths) -> None:
     """A daemon that is told to stop at once still ends what its predecessor left running."""
     world = World(paths, adoptable=running())
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert world.process.stops == 1
-    await world.reconciler.stop()
+    await world.overlay.stop()
 
 
 async def test_an_existing_device_is_checked_and_never_touched(paths: Paths) -> None:
     """With overlay.kind: existing only the address counts, and nothing is started or stopped."""
     world = World(paths, config=OverlayConfig(kind="existing"))
     world.links.state = LinkState(exists=True, is_up=True, addresses=(IPv4Interface("192.0.2.1/24"),), mtu=9000)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.reason == "AddressMissing"
     assert world.runs_as_wanted is False
 
     world.links.state = replace(
         world.links.state, addresses=(IPv4Interface("192.0.2.1/24"), IPv4Interface("10.10.0.7/16"))
     )
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert world.runs_as_wanted is True
-    await world.reconciler.stop()
+    await world.overlay.stop()
     assert (world.process.started, world.process.stops) == ([], 0)
 
 
@@ -465,11 +569,11 @@ async def test_who_only_watches_easytier_does_not_know_what_it_runs_with(world: 
     other = Ownership(world.paths.runtime / "overlay.lock")
     assert other.acquire()
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert world.runs_as_wanted is None
     other.release()
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.runs_as_wanted is False, "it has nothing to adopt here, and starts EasyTier"
 
 
@@ -480,7 +584,7 @@ async def test_who_takes_easytier_over_does_not_serve_what_was_wished_long_ago(p
     other = Ownership(world.paths.runtime / "overlay.lock")
     assert other.acquire()
     world.given(restart_for_pair=Wish(1, "edge-2 was lost"))
-    await world.reconciler.reconcile()
+    await world.look()
     other.release()
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)

@@ -29,11 +29,11 @@ async def test_a_device_that_easytier_lost_restarts_it_once_that_has_settled(
     """EasyTier notices no device fault: the condition falls at once, the core is restarted a moment later."""
     await world.up()
     world.links.state = state
-    assert await world.reconciler.reconcile() <= 0.2
+    assert await world.look() <= 0.2
     assert (world.condition.reason, world.process.stops) == (reason, 0)
 
     await world.clock.advance(0.25)
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
 
 
@@ -56,10 +56,10 @@ async def test_a_device_that_easytier_still_holds_is_mended_in_place(
     """Its connections last: no restart for what netlink can put right."""
     await world.up()
     world.links.state, world.held = state, held
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.condition.reason, world.mended) == (reason, [])
     await world.clock.advance(0.25)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert (world.mended, world.process.stops) == ([held], 0)
 
@@ -69,11 +69,11 @@ async def test_what_mending_does_not_help_is_restarted(world: World) -> None:
     await world.up()
     world.links.state = world.after_mending = replace(UP, index=9)
     world.held = "foo0"
-    await world.reconciler.reconcile()
+    await world.look()
     await world.clock.advance(0.25)
     world.obstacle = OverlayError("et0 already exists, held by vpn (pid 5)", reason="DeviceBusy")
     with pytest.raises(OverlayError, match="held by vpn"):
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.process.stops == 1
 
 
@@ -82,10 +82,10 @@ async def test_a_route_that_does_not_stay_is_named_and_cuts_nothing(world: World
     await world.up()
     world.links.state = world.after_mending = replace(UP, routes=())
     world.held = "et0"
-    await world.reconciler.reconcile()
+    await world.look()
     for _ in range(20):
         await world.clock.advance(0.25)
-        await world.reconciler.reconcile()
+        await world.look()
     assert (world.process.stops, world.condition.reason) == (0, "RouteMissing")
     assert 3 < len(world.mended) < 15
 
@@ -94,11 +94,11 @@ async def test_a_network_of_the_overlays_addresses_is_told_while_it_runs(world: 
     """The hotel's Wi-Fi has 10.10.0.0/24, too: said, and nothing that works is cut."""
     await world.up()
     world.links.networks = [LocalNetwork("wlan0", IPv4Network("10.10.0.0/24"))]
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert "collides with 10.10.0.0/24, which this machine reaches through wlan0" in world.condition.message
     world.links.networks = []
-    await world.reconciler.reconcile()
+    await world.look()
     assert "wlan0" not in world.condition.message
     assert world.process.stops == 0
 
@@ -107,10 +107,10 @@ async def test_a_fault_that_passes_at_once_restarts_nothing(world: World) -> Non
     """An address that is taken away and put back within a moment is no reason to cut every connection."""
     await world.up()
     world.links.state = replace(UP, addresses=())
-    await world.reconciler.reconcile()
+    await world.look()
     world.links.state = UP
-    await world.reconciler.reconcile()
+    await world.look()
     await world.clock.advance(1)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.process.stops == 0
     assert world.condition.status is Status.TRUE

@@ -16,7 +16,7 @@ from edgelink.overlay import config_file, stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import NEWEST_KNOWN, Capabilities
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.process import ProcessSpec, SupervisedProcess, output
+from edgelink.process import Identity, ProcessSpec, SupervisedProcess, output
 
 _LOG_MAX_BYTES = 4 << 20
 _NEWEST = ".".join(map(str, NEWEST_KNOWN))
@@ -68,7 +68,7 @@ class Core:
         """
         self._write_config(spec, self.capabilities())  # a running one read it at its start and never again
 
-    async def start(self, spec: OverlaySpec) -> None:
+    async def start(self, spec: OverlaySpec) -> Identity:
         """Write the configuration and start the process.
 
         Raises:
@@ -82,7 +82,7 @@ class Core:
             _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
         private_directory(self._paths.logs)
         output.bound(self.log_path, _LOG_MAX_BYTES)
-        await self._launch(
+        return await self._launch(
             ProcessSpec(
                 name="easytier",
                 argv=config_file.argv(binary.core, self._paths.easytier_config, spec),
@@ -97,16 +97,16 @@ class Core:
             capabilities,
         )
 
-    async def _launch(self, process: ProcessSpec, spec: OverlaySpec, capabilities: Capabilities) -> None:
+    async def _launch(self, process: ProcessSpec, spec: OverlaySpec, capabilities: Capabilities) -> Identity:
         """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
         self.caveat = ""
         self._write_config(spec, capabilities)
         try:
-            await self.process.start(replace(process, private_files=self.private_hosts.prepare()))
+            return await self.process.start(replace(process, private_files=self.private_hosts.prepare()))
         except PrivateFilesError as error:
             if self.private_hosts.give_up():
                 self._note_stun(str(error))
-            await self.process.start(process)
+            return await self.process.start(process)
 
     def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
         """Write the configuration file, unless it says so already: the disk may be full."""

@@ -15,19 +15,20 @@ An overlay that works is left alone: nothing here acts on a running EasyTier who
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, NamedTuple
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import OVERLAY_UP
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import ConditionSet, Said, is_not_so, is_so
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
 from edgelink.facts.board import Board, Fact, Wish
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger, hide
-from edgelink.overlay import preflight, stun
+from edgelink.overlay import stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
@@ -35,18 +36,13 @@ from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
 from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
-from edgelink.overlay.load import LoadReconciler
-from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
-from edgelink.overlay.nft import Table
+from edgelink.overlay.mend import HeldTun, Mend
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.overlay.uplink import Connections, Uplink
-from edgelink.process import SupervisedProcess, inotify
-from edgelink.process.ports import connections_of
+from edgelink.overlay.uplink import Connections, Finding, Uplink
+from edgelink.process import Identity, SupervisedProcess, inotify
 from edgelink.process.restart_policy import RestartPolicy
-from edgelink.reconcile import Wakeup
-
-__all__ = ["LoadReconciler", "OverlayReconciler"]
+from edgelink.reconcile import Nudge
 
 _LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
@@ -61,6 +57,47 @@ EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
 CONFIRMED_CONFIG: Final[Fact[str | None]] = Fact("confirmed_config")
 
 
+class Occasion(NamedTuple):
+    """What there is to look for. ``changes``: how often the part was told of something that is no fact."""
+
+    spec: OverlaySpec
+    wishes: tuple[Wish, ...]
+    standstills: int
+    changes: int
+
+
+@dataclass(frozen=True)
+class EasyTier:
+    """A process that this daemon has started, or adopted from another one."""
+
+    identity: Identity
+    wishes: tuple[Wish, ...]  # those to have EasyTier started anew that this one serves
+    confirm_until_s: float  # when its device has to be as it should, on the monotonic clock
+    is_adopted: bool
+    is_running: bool = True
+    confirmed: LinkState | None = None  # its device when it first was as it should be
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What the part itself has seen and done. Moments are on the monotonic clock."""
+
+    changes: int = 0
+    occasion: Occasion | None = None  # of the last look
+    at_s: float = 0.0  # the moment of the last look
+    look_at_s: float = 0.0  # of the next one, without an occasion
+    is_ours: bool = False  # this daemon runs EasyTier, and no other one of this machine
+    easytier: EasyTier | None = None
+    start_at_s: float = 0.0  # no EasyTier is started before
+    has_failed: bool = False  # the last EasyTier had no device; that stays visible while it is tried again
+    device: LinkState = field(default_factory=LinkState)
+    fault_since_s: float = math.inf  # since when a confirmed device is not as it should be
+    held: str = ""  # the present name of such a device, where EasyTier holds it open
+    mend_at_s: float = 0.0  # no device is mended before, and no EasyTier started anew for another uplink
+    redial: str = ""  # why EasyTier is to be started anew for another uplink
+    caveats: tuple[str, ...] = ()  # what is not as it should be although the overlay works
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What this node's EasyTier depends on. One that runs needs no permission any more."""
@@ -70,18 +107,66 @@ class Inputs:
     restart_for_relays: Wish
     restart_for_pair: Wish
     standstills: int
+    own: Looked
 
-    @property
-    def wishes(self) -> tuple[Wish, ...]:
-        """Everybody's wishes to have EasyTier started anew although its configuration is the same."""
-        return (self.restart_for_relays, self.restart_for_pair)
+    def occasion(self, spec: OverlaySpec) -> Occasion:
+        """What there is to look for now."""
+        return Occasion(spec, (self.restart_for_relays, self.restart_for_pair), self.standstills, self.own.changes)
 
 
-class OverlayReconciler:
+@dataclass(frozen=True)
+class Look(Action):
+    """Look who runs EasyTier, at its device and its uplink, and put right what stands around it."""
+
+    occasion: Occasion
+
+
+@dataclass(frozen=True)
+class Start(Action):
+    """Start EasyTier."""
+
+    occasion: Occasion
+
+
+@dataclass(frozen=True)
+class Treat(Action):
+    """Do something about the EasyTier that runs, or ran."""
+
+    spec: OverlaySpec
+    easytier: EasyTier
+    why: str = ""
+    reason: str = ""
+
+
+class NoteEnd(Treat):
+    """Forget one that has ended unasked."""
+
+
+class Replace(Treat):
+    """End it: a new one is wanted."""
+
+
+class Redial(Treat):
+    """End it: the uplink that it uses is gone."""
+
+
+class Repair(Treat):
+    """Put its device right while it goes on behind it. Where that does not help, give it up."""
+
+
+class GiveUp(Treat):
+    """End it: it notices nothing of what has become of its device, and would go on without one for ever."""
+
+
+Do = Look | Start | Treat
+
+
+class OverlayReconciler(Part[Inputs, Do]):
     """Sets ``OverlayUp``; the only one that starts and stops EasyTier."""
 
     name: ClassVar[str] = "overlay"
     condition: ClassVar[str] = OVERLAY_UP.name
+    inputs = Inputs
 
     def __init__(
         self,
@@ -94,66 +179,57 @@ class OverlayReconciler:
         links: LinkMonitor,
         conditions: ConditionSet,
         clock: Clock,
-        owner_lock: Path,
-        preflight: Callable[[OverlaySpec, LinkMonitor], Awaitable[None]] = preflight.check,
-        private_hosts: stun.PrivateHosts | None = None,
-        guard: Table | None = None,
-        is_guarded: bool = True,
-        fence: Fence | None = None,
-        congestion: TunnelCongestion | None = None,
-        mend: Mend = mend_device,
-        held_tun: HeldTun = held_tun,
-        connections: Connections = connections_of,
+        preflight: Callable[[OverlaySpec, LinkMonitor], Awaitable[None]],
+        private_hosts: stun.PrivateHosts,
+        guard: TableKeeper,
+        fence: Fence,
+        congestion: TunnelCongestion,
+        mend: Mend,
+        held_tun: HeldTun,
+        connections: Connections,
     ) -> None:
-        self.wakeup = Wakeup()
+        """``guard``, ``fence`` and ``congestion`` stand around EasyTier for as long as it runs."""
+        super().__init__(board, own=Looked())
+        self.own: Looked
+        self.guard = guard
         self._board = board
         self._put_ends = board.claim(EASYTIER_ENDS, self.name)
         self._put_confirmed = board.claim(CONFIRMED_CONFIG, self.name)
-        board.read(Inputs, self.name, self.wakeup)
-        self._config = config
+        self._is_existing = config.kind == "existing"
         self._process = process
         self._links = links
         self._conditions = conditions
         self._clock = clock
-        self._ownership = Ownership(owner_lock)
-        self._core = Core(process, binary, paths, private_hosts or stun.PrivateHosts(paths.state))
+        self._ownership = Ownership(paths.runtime / "overlay.lock")
+        self._core = Core(process, binary, paths, private_hosts)
         self._preflight = preflight
         self._uplink = Uplink(board, links, clock, connections)
         self._mend_device = mend
         self._held_tun = held_tun
-        # Around EasyTier's RPC, for as long as EasyTier runs.
-        self.guard = TableKeeper(
-            guard,
-            clock,
-            open_without="EasyTier's RPC may be open to every user of this machine",
-            enabled=is_guarded,
-        )
-        self._fence = fence or Fence(clock)  # as long
-        self._congestion = congestion or TunnelCongestion(links, clock, config.device)  # as long
+        self._fence = fence
+        self._congestion = congestion
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
         self._has_adopted = False
-        self._is_others = False
-        self._is_adopted = False  # the process that runs now was started by a predecessor
-        self._confirmed: LinkState | None = None  # the device of the process that runs now
-        self._started_s = 0.0
-        self._fault_since_s: float | None = None
-        self._failure = ""
-        self._served = tuple(wish.count for wish in self._now.wishes)
-        self._standstills = self._now.standstills  # that were seen to
-        links.watch(config.device, self.guard.doubts, self.wakeup)
-        links.watch_uplinks(config.device, self.wakeup)
+        changed = Nudge(self.look_again)
+        links.watch(config.device, guard.doubts, changed)
+        links.watch_uplinks(config.device, changed)
 
     async def run(self) -> None:
-        """Wake the reconciler when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
-        with inotify.watching(self._core.private_hosts.watched, self.wakeup.set):
+        """Look again when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
+        with inotify.watching(self._core.private_hosts.watched, self.look_again):
             while True:
                 await self._child_started.wait()
                 self._child_started.clear()
                 await self._process.wait()
                 self._put_ends(self._board.facts.easytier_ends + 1)  # however it ended
-                self.wakeup.set()
+                self.look_again()
+
+    def look_again(self) -> None:
+        """Something that is no fact has changed."""
+        self.own = replace(self.own, changes=self.own.changes + 1)
+        self.wakeup.set()
 
     async def bound_log(self) -> None:
         """Look at EasyTier's output every two seconds, whatever state the overlay is in; until cancelled."""
@@ -161,33 +237,231 @@ class OverlayReconciler:
             await self._clock.sleep(_LOG_LOOK_S)
             self._core.bound_log()
 
-    async def reconcile(self) -> float:
-        spec = self._now.overlay_spec
-        if (standstills := self._now.standstills) != self._standstills:
-            self._standstills = standstills
-            self._uplink.stood_still()
+    def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
+        spec, own, easytier = now.overlay_spec, now.own, now.own.easytier
         if spec is None:
-            self._down("NoLease", "this node has no lease yet, so it has no overlay address")
-            return _LOOK_S
-        if self._config.kind == "existing":
-            return self._report(device_problem(await self._links.observe(spec.device), spec, is_ours=False), spec)
+            why = "this node has no lease yet, so it has no overlay address"
+            return Decision((is_not_so(self.condition, "NoLease", why),))
+        occasion = now.occasion(spec)
+        if own.occasion != occasion or at_s >= own.look_at_s:
+            return Decision(does=Look(occasion))
+        if not own.is_ours:
+            problem = device_problem(own.device, spec, is_ours=not self._is_existing)
+            return Decision((self._verdict(problem, spec, own),), again_s=own.look_at_s - at_s)
+        if easytier is None:
+            if at_s < own.start_at_s:
+                return Decision(again_s=own.start_at_s - at_s)
+            if not now.easytier_may_start:
+                why = "waits, for seconds, for the registry's word that no other machine is this node"
+                return Decision((is_not_so(self.condition, "AsksRegistry", why),))
+            return Decision(does=Start(occasion))
+        if not easytier.is_running:
+            return Decision(does=NoteEnd(spec, easytier))
+        if why := _why_outdated(easytier, occasion):
+            return Decision(does=Replace(spec, replace(easytier, wishes=occasion.wishes), why))
+        problem = device_problem(own.device, spec, was=easytier.confirmed)
+        is_awaited = problem is not None and easytier.confirmed is None
+        says = () if is_awaited else (self._verdict(problem, spec, own),)
+        if (due_s := _due_s(own, easytier, problem)) > at_s:
+            return Decision(says, again_s=min(own.look_at_s, due_s) - at_s)
+        if own.at_s < due_s:
+            return Decision(says, Look(occasion))
+        if problem is None:
+            return Decision(does=Redial(spec, easytier, own.redial))
+        reason, message = problem
+        return Decision(says, (Repair if own.held else GiveUp)(spec, easytier, message, reason))
+
+    def _verdict(self, problem: tuple[str, str] | None, spec: OverlaySpec, own: Looked) -> Said:
+        if problem is not None:
+            return is_not_so(self.condition, *problem)
+        told = (f"{spec.device} is up with {spec.overlay_ip}", *own.caveats)
+        return is_so(self.condition, "DeviceConfirmed", "; ".join(filter(None, told)))
+
+    async def act(self, action: Do) -> None:
+        try:
+            match action:
+                case Look(occasion):
+                    await self._look(occasion)
+                case Start(occasion):
+                    await self._start(occasion)
+                case NoteEnd(spec, easytier):
+                    await self._note_end(spec, easytier)
+                case Replace(spec, easytier, why):
+                    self.own = replace(self.own, easytier=easytier)
+                    await self._core.prepare(spec)  # what can fail or take its time, while the former one still serves
+                    _log.info("overlay.replaced", reason=why)
+                    self._down("Replacing", "EasyTier is restarted with its new configuration")
+                    await self._end()
+                case Redial(spec, _, why):
+                    await self._core.prepare(spec)  # what cannot be started anew is not stopped
+                    _log.warning("overlay.uplink_changed", why=why)
+                    self._mends.note_end(served=True)
+                    self._down("UplinkChanged", f"{why}; EasyTier is started anew, Ray goes on meanwhile")
+                    await self._end()
+                case Repair(spec, easytier, message, reason):
+                    await self._repair(spec, easytier, reason, message)
+                case GiveUp(spec, easytier, message, reason):
+                    await self._give_up(spec, easytier, reason, message)
+        finally:
+            self._put_confirmed(self._confirmed_config)
+
+    async def _look(self, occasion: Occasion) -> None:
+        spec, before = occasion.spec, self.own
         hide(*spec.secrets)
-        self._is_others = not self._ownership.acquire()
-        if self._is_others:
-            self._wished()  # and not served: it would be another EasyTier by the time that it is ours
-            self._report(device_problem(await self._links.observe(spec.device), spec), spec)
-            return _TAKE_OVER_LOOK_S
+        if occasion.standstills != (0 if before.occasion is None else before.occasion.standstills):
+            self._uplink.stood_still()
+        is_ours = not self._is_existing and self._ownership.acquire()
+        easytier = self._present(before.easytier, occasion.wishes) if is_ours else None
+        is_current = easytier is not None and easytier.is_running and not _why_outdated(easytier, occasion)
+        device, at_s = await self._links.observe(spec.device), self._clock.monotonic_s()
+        fault_since_s, held, uplink, collision = math.inf, "", Finding(), ""
+        if easytier is not None and is_current:
+            if device.exists and not easytier.confirmed:
+                self._core.hide_secret(spec)
+            if device_problem(device, spec, was=easytier.confirmed) is None:
+                if not easytier.confirmed:
+                    easytier = replace(easytier, confirmed=device)
+                    after_s = (
+                        None if easytier.is_adopted else round(at_s + _START_TIMEOUT_S - easytier.confirm_until_s, 3)
+                    )
+                    _log.info("overlay.up", device=spec.device, address=str(spec.overlay_ip), after_s=after_s)
+                await self._core.upkeep()
+                uplink = await self._uplink.look(easytier.identity.pid, spec)
+                collision = await self._collision(spec)
+            elif easytier.confirmed:
+                fault_since_s, held = min(before.fault_since_s, at_s), self._held_tun(easytier.identity.pid)
+        look_s = _LOOK_S if is_ours or self._is_existing else _TAKE_OVER_LOOK_S
+        ours = (self._core.caveat, self._core.version_note, self.guard.caveat, self._fence.caveat)
+        self.own = replace(
+            self.own,
+            occasion=occasion,
+            at_s=at_s,
+            look_at_s=at_s + (uplink.look_again_s or look_s),
+            is_ours=is_ours,
+            easytier=easytier,
+            has_failed=before.has_failed and not (easytier and easytier.confirmed),
+            device=device,
+            fault_since_s=fault_since_s,
+            held=held,
+            redial=uplink.redial,
+            caveats=(*ours, self._congestion.caveat, uplink.caveat, collision),
+        )
+        if easytier is not None and is_current and (easytier.confirmed or easytier.is_adopted):
+            self._put_confirmed(self._confirmed_config)
+            self.wakeup.set()  # the plan says at once what was seen
+            guard_s = await self.guard.keep()
+            await self._keep_routes(spec)
+            self.own = replace(self.own, look_at_s=min(self.own.look_at_s, self._clock.monotonic_s() + guard_s))
+
+    def _present(self, known: EasyTier | None, wishes: tuple[Wish, ...]) -> EasyTier | None:
+        """Return the EasyTier of this machine. One that is not known was started by another daemon."""
         self._adopt()
-        await self._replace_if_outdated(spec)
-        await self._note_end(spec)
-        if not self._process.is_running:
-            return await self._start(spec)
-        look_s = await self._confirm(spec)
-        if self._confirmed or self._is_adopted:  # a start that is under way has just seen to it
-            look_s = min(look_s, await self.guard.keep())
-            await self._fence.keep(spec.overlay_ip.network)
-            await self._congestion.keep(spec)
-        return look_s
+        identity = self._process.identity
+        if identity is None:
+            return None
+        if known is None or known.identity != identity:
+            known = EasyTier(identity, wishes, self._clock.monotonic_s() + _ADOPTED_GRACE_S, is_adopted=True)
+        return replace(known, is_running=self._process.is_running)
+
+    def _adopt(self) -> None:
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        if identity := self._process.adopt():
+            _log.info("overlay.adopted", pid=identity.pid)
+            self._child_started.set()
+
+    async def _collision(self, spec: OverlaySpec) -> str:
+        """A network that this machine came into while the overlay runs; what works is not cut for it."""
+        try:
+            check_collision(spec.overlay_ip.network, await self._links.local_networks(spec.device))
+        except OverlayAddressError as error:
+            return f"{error.message}: addresses that both have lead to one of them only"
+        return ""
+
+    async def _start(self, occasion: Occasion) -> None:
+        spec = occasion.spec
+        self._core.capabilities()  # without an EasyTier that can be used, nothing is begun
+        await self._preflight(spec, self._links)
+        await self.guard.apply()
+        await self._keep_routes(spec)
+        if not self.own.has_failed:
+            self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
+        await self._uplink.starting(spec)
+        identity = await self._core.start(spec)
+        at_s = self._clock.monotonic_s()
+        easytier = EasyTier(identity, occasion.wishes, at_s + _START_TIMEOUT_S, is_adopted=False)
+        self.own = replace(self.own, easytier=easytier, at_s=at_s, look_at_s=at_s + _LOOK_S, device=LinkState())
+        self._child_started.set()
+
+    async def _keep_routes(self, spec: OverlaySpec) -> None:
+        await self._fence.keep(spec.overlay_ip.network)
+        await self._congestion.keep(spec)
+
+    async def _note_end(self, spec: OverlaySpec, easytier: EasyTier) -> None:
+        """Plan the next start of an EasyTier that ended unasked."""
+        pid, was_confirmed = easytier.identity.pid, easytier.confirmed is not None
+        status = await self._process.wait()  # until its device and ports are free, too
+        self._core.hide_secret(spec)
+        words = self._process.last_words(6)
+        self._process.adopt()  # forgets the record of the one that ended
+        message = f"easytier-core (pid {pid}) ended" + ("" if status is None else f" with status {status}")
+        self._restarts.note_end(served=was_confirmed)
+        self._note_gone(has_failed=not was_confirmed)
+        reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
+        if was_confirmed:
+            _log.warning("overlay.process_ended", pid=pid, status=status)
+            last_words = f"; its last words: {words or 'none'}" if self._restarts.is_crash_loop else ""
+            self._down(reason, f"{message}; it is being restarted{last_words}")
+            return
+        self._down(reason, message)
+        raise ProcessExitedError(
+            f"{message} before {spec.device} was up; its last words: {words or 'none'}",
+            hint=f"its whole output is in {self._core.log_path}",
+            reason=reason,
+        )
+
+    async def _end(self) -> None:
+        """End an EasyTier that did nothing wrong."""
+        await self._process.stop()
+        self._restarts.forgive()
+        self._note_gone(has_failed=self.own.has_failed)
+
+    async def _repair(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
+        assert easytier.confirmed is not None
+        self._mends.note_end(served=True)
+        try:
+            await self._mend_device(self.own.held, spec, easytier.confirmed.mtu)
+        except OSError as error:
+            _log.warning("overlay.mend_failed", reason=reason, error=str(error))
+        left = device_problem(await self._links.observe(spec.device), spec, was=easytier.confirmed)
+        if left is not None and left[0] not in NOT_EASYTIERS:
+            await self._give_up(spec, easytier, *left)
+            return
+        if left is None:
+            _log.warning("overlay.mended", reason=reason, problem=problem)
+        wait_s = max(self._mends.wait_s, 0.0 if left is None else _FAULT_SETTLES_S)
+        self.own = replace(self.own, mend_at_s=self._clock.monotonic_s() + wait_s, changes=self.own.changes + 1)
+
+    async def _give_up(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
+        was_confirmed = easytier.confirmed is not None
+        if was_confirmed:
+            await self._core.prepare(spec)  # what cannot be started anew is not stopped
+        _log.warning("overlay.device_fault", reason=reason, problem=problem)
+        self._restarts.note_end(served=was_confirmed)
+        await self._process.stop()
+        self._core.hide_secret(spec)
+        self._note_gone(has_failed=not was_confirmed)
+        if not was_confirmed:
+            raise InterfaceNotReadyError(
+                f"EasyTier ran for {_START_TIMEOUT_S:g} s, but {problem}; its last words: {self._core.last_words()}",
+                hint=f"its whole output is in {self._core.log_path}",
+            )
+
+    def _note_gone(self, *, has_failed: bool) -> None:
+        at_s = self._clock.monotonic_s()
+        start_at_s, mend_at_s = at_s + self._restarts.wait_s, at_s + self._mends.wait_s
+        self.own = replace(self.own, easytier=None, start_at_s=start_at_s, mend_at_s=mend_at_s, has_failed=has_failed)
 
     async def stop(self) -> None:
         """End EasyTier, unless another daemon of this machine needs it. Idempotent.
@@ -195,7 +469,7 @@ class OverlayReconciler:
         Raises:
             ProcessStopError: it does not end.
         """
-        if self._config.kind == "existing":
+        if self._is_existing:
             return
         if self._ownership.acquire() and not self._ownership.is_needed_by_others():
             self._adopt()
@@ -206,193 +480,34 @@ class OverlayReconciler:
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 
-    def _adopt(self) -> None:
-        if self._has_adopted:
-            return
-        self._has_adopted = True
-        if identity := self._process.adopt():
-            _log.info("overlay.adopted", pid=identity.pid)
-            self._is_adopted = True
-            self._started_s = self._clock.monotonic_s() - _START_TIMEOUT_S + _ADOPTED_GRACE_S
-            self._child_started.set()
-
-    async def _replace_if_outdated(self, spec: OverlaySpec) -> None:
-        why = self._wished()
-        if self._process.is_running and self._process.config_hash != spec.config_hash:
-            why = "the configuration changed"
-        if self._process.is_running and why:
-            await self._core.prepare(spec)  # what can fail or take its time, while the former one still serves
-            _log.info("overlay.replaced", reason=why)
-            self._down("Replacing", "EasyTier is restarted with its new configuration")
-            await self._process.stop()
-            self._restarts.forgive()
-
-    def _wished(self) -> str:
-        """Why EasyTier is to be started anew. Each wish is taken once, also while none runs."""
-        wishes, served = self._now.wishes, self._served
-        self._served = tuple(wish.count for wish in wishes)
-        return "; ".join(wish.why for wish, count in zip(wishes, served, strict=True) if wish.count != count)
-
-    @property
-    def _now(self) -> Inputs:
-        return self._board.select(Inputs)
-
-    async def _note_end(self, spec: OverlaySpec) -> None:
-        """An EasyTier that ended unasked: forget it, and plan the next start."""
-        identity = self._process.identity
-        if identity is None or self._process.is_running:
-            return
-        status = await self._process.wait()  # until its device and ports are free, too
-        self._core.hide_secret(spec)
-        words = self._process.last_words(6)
-        self._process.adopt()  # forgets the record of the one that ended
-        message = f"easytier-core (pid {identity.pid}) ended" + ("" if status is None else f" with status {status}")
-        self._restarts.note_end(served=self._confirmed is not None)
-        reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
-        if self._confirmed:
-            _log.warning("overlay.process_ended", pid=identity.pid, status=status)
-            last_words = f"; its last words: {words or 'none'}" if self._restarts.is_crash_loop else ""
-            self._down(reason, f"{message}; it is being restarted{last_words}")
-            return
-        self._failure = message
-        self._down(reason, message)
-        raise ProcessExitedError(
-            f"{message} before {spec.device} was up; its last words: {words or 'none'}",
-            hint=f"its whole output is in {self._core.log_path}",
-            reason=reason,
-        )
-
-    async def _start(self, spec: OverlaySpec) -> float:
-        self._put_confirmed(self._confirmed_config)  # none runs, also while the start is waited for or refused
-        if (wait_s := self._restarts.wait_s) > 0:
-            return wait_s
-        if not self._now.easytier_may_start:
-            self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
-            return _LOOK_S
-        self._core.capabilities()  # without an EasyTier that can be used, nothing is begun
-        await self._preflight(spec, self._links)
-        await self.guard.apply()
-        await self._fence.keep(spec.overlay_ip.network)
-        await self._congestion.keep(spec)
-        if not self._failure:  # a failure stays visible while it is retried
-            self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
-        await self._uplink.starting(spec)
-        await self._core.start(spec)
-        self._started_s = self._clock.monotonic_s()
-        self._is_adopted, self._confirmed = False, None
-        self._fault_since_s = None
-        self._child_started.set()
-        return _START_TIMEOUT_S
-
-    async def _confirm(self, spec: OverlaySpec) -> float:
-        state = await self._links.observe(spec.device)
-        if state.exists and not self._confirmed:
-            self._core.hide_secret(spec)
-        problem = device_problem(state, spec, was=self._confirmed)
-        if problem is None:
-            self._note_confirmed(state, spec)
-            await self._core.upkeep()
-            return await self._follow_uplink(spec)
-        now_s = self._clock.monotonic_s()
-        if not self._confirmed:
-            left_s = self._started_s + _START_TIMEOUT_S - now_s
-            if left_s > 0:
-                return left_s
-            self._failure = problem[1]
-            return await self._restart_for(problem, spec)
-        self._report(problem, spec)
-        self._fault_since_s = now_s if self._fault_since_s is None else self._fault_since_s
-        left_s = self._fault_since_s + _FAULT_SETTLES_S - now_s
-        return left_s if left_s > 0 else await self._mend(problem, spec)
-
-    async def _mend(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
-        """In place while our EasyTier holds its device, whatever it is called now; else by a new EasyTier."""
-        assert self._process.identity is not None
-        assert self._confirmed is not None
-        name = self._held_tun(self._process.identity.pid)
-        if not name:
-            return await self._restart_for(problem, spec)
-        if (wait_s := self._mends.wait_s) > 0:
-            return wait_s
-        self._mends.note_end(served=True)
-        try:
-            await self._mend_device(name, spec, self._confirmed.mtu)
-        except OSError as error:
-            _log.warning("overlay.mend_failed", reason=problem[0], error=str(error))
-        state = await self._links.observe(spec.device)
-        if left := device_problem(state, spec, was=self._confirmed):
-            if left[0] in NOT_EASYTIERS:
-                return max(self._mends.wait_s, _FAULT_SETTLES_S)
-            return await self._restart_for(left, spec)
-        _log.warning("overlay.mended", reason=problem[0], problem=problem[1])
-        return await self._confirm(spec)
-
-    async def _follow_uplink(self, spec: OverlaySpec) -> float:
-        """The device is fine; is the uplink that EasyTier uses still this machine's?"""
-        assert self._process.identity is not None
-        finding = await self._uplink.look(self._process.identity.pid, spec)
-        if finding.redial and self._mends.wait_s <= 0:
-            await self._core.prepare(spec)  # what cannot be started anew is not stopped
-            _log.warning("overlay.uplink_changed", why=finding.redial)
-            self._mends.note_end(served=True)
-            self._down("UplinkChanged", f"{finding.redial}; EasyTier is started anew, Ray goes on meanwhile")
-            await self._process.stop()
-            self._restarts.forgive()
-            return await self._start(spec)
-        look_s = self._report(None, spec, finding.caveat, await self._collision(spec))
-        return min(look_s, finding.look_again_s or look_s, self._mends.wait_s if finding.redial else look_s)
-
-    async def _collision(self, spec: OverlaySpec) -> str:
-        """A network that this machine came into while the overlay runs; what works is not cut for it."""
-        try:
-            check_collision(spec.overlay_ip.network, await self._links.local_networks(spec.device))
-        except OverlayAddressError as error:
-            return f"{error.message}: addresses that both have lead to one of them only"
-        return ""
-
-    async def _restart_for(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
-        """EasyTier notices nothing of it and would go on without a device for ever."""
-        reason, message = problem
-        was_confirmed = self._confirmed is not None
-        if was_confirmed:
-            await self._core.prepare(spec)  # what cannot be started anew is not stopped
-        _log.warning("overlay.device_fault", reason=reason, problem=message)
-        self._restarts.note_end(served=was_confirmed)
-        await self._process.stop()
-        self._core.hide_secret(spec)
-        if not was_confirmed:
-            raise InterfaceNotReadyError(
-                f"EasyTier ran for {_START_TIMEOUT_S:g} s, but {message}; its last words: {self._core.last_words()}",
-                hint=f"its whole output is in {self._core.log_path}",
-            )
-        return await self._start(spec)
-
-    def _note_confirmed(self, state: LinkState, spec: OverlaySpec) -> None:
-        self._fault_since_s = None
-        self._failure = ""
-        if not self._confirmed:
-            self._confirmed = state
-            took_s = None if self._is_adopted else round(self._clock.monotonic_s() - self._started_s, 3)
-            _log.info("overlay.up", device=spec.device, address=str(spec.overlay_ip), after_s=took_s)
-
-    def _report(self, problem: tuple[str, str] | None, spec: OverlaySpec, *caveats: str) -> float:
-        if problem is not None:
-            self._down(*problem)
-        else:
-            ours = (self.guard.caveat, self._fence.caveat, self._congestion.caveat)
-            parts = (self._core.caveat, self._core.version_note, *ours, *caveats)
-            message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
-            self._put_confirmed(spec.config_hash if self._config.kind == "existing" else self._confirmed_config)
-            self._conditions.set_true(self.condition, "DeviceConfirmed", message)
-        return _LOOK_S
+    def _down(self, reason: str, message: str) -> None:
+        """Say it. The fact is on the board before the condition changes, whose readers look at it."""
+        self._put_confirmed(self._confirmed_config)
+        self._conditions.set_false(self.condition, reason, message)
 
     @property
     def _confirmed_config(self) -> str | None:
-        """See the fact. It is on the board before the condition changes, whose readers look at it."""
-        if self._is_others:
+        own = self.own
+        if own.occasion is not None and not own.is_ours and not self._is_existing:
             return None
-        return self._process.config_hash if self._confirmed is not None and self._process.is_running else ""
+        if own.easytier is None or own.easytier.confirmed is None or not self._process.is_running:
+            return ""
+        return own.easytier.identity.config_hash
 
-    def _down(self, reason: str, message: str) -> None:
-        self._put_confirmed(self._confirmed_config)
-        self._conditions.set_false(self.condition, reason, message)
+
+def _why_outdated(easytier: EasyTier, occasion: Occasion) -> str:
+    """Why EasyTier is to be started anew although its device is fine."""
+    if easytier.identity.config_hash != occasion.spec.config_hash:
+        return "the configuration changed"
+    wishes = zip(occasion.wishes, easytier.wishes, strict=True)
+    return "; ".join(wish.why for wish, served in wishes if wish.count != served.count)
+
+
+def _due_s(own: Looked, easytier: EasyTier, problem: tuple[str, str] | None) -> float:
+    """When a fault is acted on, unless it passes."""
+    if problem is None:
+        return own.mend_at_s if own.redial else math.inf
+    if easytier.confirmed is None:
+        return easytier.confirm_until_s
+    settled_s = own.fault_since_s + _FAULT_SETTLES_S
+    return max(settled_s, own.mend_at_s) if own.held else settled_s

@@ -25,7 +25,7 @@ from edgelink.clock import Clock
 from edgelink.facts.board import Board, Fact
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, Way
-from edgelink.process.ports import Connection, connections_of
+from edgelink.process.ports import Connection
 
 _SETTLES_S = 0.5  # an address may be taken away to be given back
 _PATIENCE_S = 2.5  # EasyTier dials again by itself every second
@@ -65,9 +65,7 @@ class Heard:
 class Uplink:
     """The ways that one EasyTier's connections take. Where they are in doubt, it wishes the other nodes asked."""
 
-    def __init__(
-        self, board: Board[Any], links: LinkMonitor, clock: Clock, connections: Connections = connections_of
-    ) -> None:
+    def __init__(self, board: Board[Any], links: LinkMonitor, clock: Clock, connections: Connections) -> None:
         self._links = links
         self._clock = clock
         self._board = board

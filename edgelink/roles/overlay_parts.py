@@ -29,10 +29,12 @@ from edgelink.overlay.dialled import RelaysDialled
 from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.link import LinkMonitor, LinkState
+from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.path_watch import PathWatch, Way
-from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.overlay.reconciler import OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer, peers
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.traffic import Traffic
 from edgelink.process import Launcher
 from edgelink.reconcile import run_reconciler
@@ -101,13 +103,16 @@ class OverlayParts:
             links=self.links,
             conditions=conditions,
             clock=clock,
-            owner_lock=paths.runtime / "overlay.lock",
-            guard=self._guard,
-            is_guarded=config.firewall.enabled,
-            congestion=self._congestion,
             preflight=machine.preflight,
             private_hosts=machine.private_hosts(paths.state),
+            guard=TableKeeper(
+                self._guard,
+                clock,
+                open_without="EasyTier's RPC may be open to every user of this machine",
+                enabled=config.firewall.enabled,
+            ),
             fence=machine.fence(clock),
+            congestion=self._congestion,
             mend=machine.mend,
             held_tun=machine.held_tun,
             connections=machine.connections,
@@ -136,8 +141,8 @@ class OverlayParts:
         tasks.create_task(self.links.run(), name="links")
         tasks.create_task(self.overlay.run(), name="easytier")
         tasks.create_task(self.echo.run(), name="echo-end")
-        tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
-        tasks.create_task(run_part(self.echo, self._board, self._conditions, self._clock), name="echo")
+        for part in (self.overlay, self.echo):
+            tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
         if self._config.overlay.kind == "easytier":
             tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
