@@ -13,8 +13,9 @@ import pytest
 from registry_world import World
 
 import edgelink
+from edgelink.conditions import ConditionSet, Status
 from edgelink.facts.board import OWN, Fact
-from edgelink.facts.derive import Kept, Run, applied, running
+from edgelink.facts.derive import Kept, Run, Told, applied, overlay_is_up, running
 from edgelink.facts.facts import Facts
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import Session
@@ -22,6 +23,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
 from edgelink.roles.facts_reference import boards, meanings, render
+from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
 
 PAGE = Path(__file__).parents[1] / "docs/reference/facts.md"
@@ -97,6 +99,21 @@ def test_easytier_runs_on_the_next_secret_only_while_it_is_tried(member: Members
     assert tried.held.secret == "the next one"
     assert applied(Run(member, tries_next_secret=True)) == member, "there is no next one"
     assert applied(Run(None, tries_next_secret=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "is_up"),
+    [
+        ("OverlayUp", Status.TRUE, True),
+        ("OverlayUp", Status.FALSE, False),
+        ("OverlayUp", Status.UNKNOWN, False),
+        ("Leased", Status.TRUE, False),
+    ],
+)
+def test_the_overlay_is_up_when_its_condition_says_so(kind: str, status: Status, is_up: bool) -> None:
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "Leased"])
+    conditions.set(kind, status, "Because", "it is so")
+    assert overlay_is_up(Told(conditions.now)) is is_up
 
 
 @pytest.mark.parametrize(

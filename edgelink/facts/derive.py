@@ -11,7 +11,8 @@ from ipaddress import IPv4Interface
 from typing import Final
 
 from edgelink import __version__
-from edgelink.conditions import Conditions, Phase, derive_phase
+from edgelink.condition_table.required import OVERLAY_UP
+from edgelink.conditions import Conditions, Phase, Status, derive_phase
 from edgelink.config import Config
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
@@ -36,6 +37,7 @@ from edgelink.registry.rotation import HeldSecret
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
 OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
 EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
+OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
@@ -62,6 +64,7 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 
     board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
     board.derive(EASYTIER_MAY_START, "permission", Permission, easytier_may_start)
+    board.derive(OVERLAY_IS_UP, "condition OverlayUp", Told, overlay_is_up)
     if config.overlay.kind == "easytier":
         board.derive(EASYTIER_AS_WANTED, "comparison", Confirmed, easytier_as_wanted)
     else:
@@ -110,6 +113,18 @@ class Permission:
 def easytier_may_start(now: Permission) -> bool:
     """Whether EasyTier may be started on this machine. One that runs goes on."""
     return now.admission.may_start
+
+
+@dataclass(frozen=True)
+class Told:
+    """The facts that :func:`overlay_is_up` depends on."""
+
+    conditions: Conditions
+
+
+def overlay_is_up(now: Told) -> bool:
+    """Whether the overlay's device is confirmed: the same as the condition says, always."""
+    return any(told.type == OVERLAY_UP.name and told.status is Status.TRUE for told in now.conditions)
 
 
 @dataclass(frozen=True)

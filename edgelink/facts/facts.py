@@ -63,7 +63,7 @@ class Facts:
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
-        overlay_is_up: the overlay's device is confirmed.
+        overlay_is_up: the overlay's device is confirmed. Derived.
         confirmed_config: the hash of the configuration that EasyTier is confirmed to run with. "": none runs that is
             confirmed. None: another daemon of this machine runs EasyTier, and knows.
         easytier_as_wanted: EasyTier is confirmed to run as its specification says. None: another daemon knows. Derived.

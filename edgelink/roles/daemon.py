@@ -49,7 +49,6 @@ from edgelink.state_files import StateFiles
 log = get_logger("node")
 
 
-OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 CONDITIONS: Final[Fact[Conditions]] = Fact("conditions")
 IS_STOPPING: Final[Fact[bool]] = Fact("is_stopping")
 
@@ -93,7 +92,6 @@ class Daemon(ABC):
         self.put_is_stopping = self.board.claim(IS_STOPPING, "lifecycle")
         self.files = StateFiles(self.conditions)
         self._standstill = Standstill(self.board, clock)
-        self._put_overlay_is_up = self.board.claim(OVERLAY_IS_UP, "overlay")
         self.launcher = machine.launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
             config=config,
@@ -141,8 +139,6 @@ class Daemon(ABC):
     def condition_changed(self, condition: Condition) -> None:
         """A condition has another status, reason or message; logged is what is new in its outage."""
         self._put_conditions(self.conditions.now)
-        if condition.type == "OverlayUp":
-            self._put_overlay_is_up(condition.status is Status.TRUE)
         outage = self._outages.setdefault(condition.type, Outage(self.clock))
         is_true = condition.status is Status.TRUE
         lasted_s = outage.over() if is_true else None
