@@ -196,7 +196,7 @@ def _setting(call: ast.Call, own: str, constants: dict[str, str]) -> tuple[str, 
     if isinstance(call.func, ast.Name) and call.func.id == "Diagnosis":
         return "PeersReachable", Status.FALSE, call.args[0]
     if isinstance(call.func, ast.Name) and call.func.id in _SAYS and own:
-        return own, _SAYS[call.func.id], call.args[1]
+        return _named(call.args[0]) or own, _SAYS[call.func.id], call.args[1]
     if not isinstance(call.func, ast.Attribute):
         return None
     holder, name = ast.unparse(call.func.value), call.func.attr
@@ -205,7 +205,7 @@ def _setting(call: ast.Call, own: str, constants: dict[str, str]) -> tuple[str, 
     if not holder.endswith("conditions") or name not in ("set", "set_true", "set_false"):
         return None
     kind = ast.unparse(call.args[0])
-    known = {"self.condition": own, "self.relays_condition": "RelaysReachable", **constants}
+    known = {"self.condition": own, **constants}
     of = str(call.args[0].value) if isinstance(call.args[0], ast.Constant) else known[kind]
     if name != "set":
         return of, Status.TRUE if name == "set_true" else Status.FALSE, call.args[1]
@@ -218,13 +218,18 @@ def _status(node: ast.expr) -> Status | None:
     return Status[node.attr] if isinstance(node, ast.Attribute) and node.attr in Status.__members__ else None
 
 
+def _named(node: ast.expr) -> str:
+    """The condition that is named by its row of the table; "": it is not."""
+    name = ast.unparse(node).removesuffix(".name")
+    found = getattr(required, name, None) or getattr(informing, name, None)
+    return found.name if found else ""
+
+
 def _own_kind(item: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """The condition that the class keeps, by itself or as its base says; "": none."""
     for statement in item.body:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "condition" and statement.value:
-            name = ast.unparse(statement.value).removesuffix(".name")
-            found = getattr(required, name, None) or getattr(informing, name, None)
-            return found.name if found else "Leased"
+            return _named(statement.value) or "Leased"
     names = [ast.unparse(base).partition("[")[0] for base in item.bases]
     bases = [classes[name] for name in names if name in classes]
     return next(filter(None, (_own_kind(base, classes) for base in bases)), "")

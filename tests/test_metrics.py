@@ -27,7 +27,7 @@ from edgelink.overlay.path_watch import Way
 from edgelink.roles.edge import Edge
 from edgelink.roles.head import Head
 from edgelink.roles.node import Node
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.peers import Peers
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
@@ -115,7 +115,7 @@ async def test_what_a_node_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return [way("relay"), way("edge-2")]
 
     monkeypatch.setattr(node.parts, "ways", ways)
-    monkeypatch.setattr(PeersReconciler, "rtt_ms", {"relay": 12.5})
+    monkeypatch.setattr(Peers, "rtt_ms", {"relay": 12.5})
     node.peers.asked.update({"relay": 10, "cloud": 4})
     node.peers.lost["cloud"] = 4
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")

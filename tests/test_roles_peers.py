@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from overlay_world import SPEC
@@ -18,9 +19,9 @@ from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen, Tell
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import give
+from edgelink.testing.facts import give, settle
 
 RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
 
@@ -40,7 +41,7 @@ class Network:
         self.board = board_of(Config())
         derive_peers(self.board, Config())
         give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets, is_metered=is_metered)
-        self.peers = PeersReconciler(
+        self.peers = Peers(
             board=self.board,
             conditions=self.conditions,
             clock=self.clock,
@@ -63,10 +64,13 @@ class Network:
         self.causes_asked.append((self.clock.monotonic_s(), list(wanted)))
         return self.cause
 
+    async def settle(self) -> float:
+        return await settle(self.peers, self.board, self.conditions, self.clock)
+
     async def step(self) -> None:
         """One step, and the time until the next, with the patience of those who were not answered."""
         begun = len(self.asked)
-        again_s = await self.peers.reconcile()
+        again_s = await self.settle()
         waited_s = max((patience for _, ip, patience in self.asked[begun:] if ip not in self.alive), default=0.0)
         await self.clock.advance(again_s + waited_s)
 
@@ -132,7 +136,7 @@ async def test_what_makes_all_knowledge_doubtful_has_everybody_asked(change: dic
     since_s = network.clock.monotonic_s()
     give(network.board, **change)
     assert network.peers.wakeup.is_set
-    await network.peers.reconcile()
+    await network.settle()
     assert set(network.asked_since(since_s)) == {RELAY, CLOUD}
 
 
@@ -168,10 +172,54 @@ async def test_while_nobody_is_asked_no_round_trip_is_told() -> None:
     assert network.conditions.get("PeersReachable").status is Status.UNKNOWN
 
 
-async def test_nobody_to_ask_is_fine() -> None:
-    network = Network(Targets())
-    await network.step()
-    assert network.conditions.is_true("PeersReachable")
+TARGETS = Targets({"cloud": CLOUD}, {"relay": RELAY})
+LOOK = Look(TARGETS, False, 0, 0)
+HEARD, SILENT, NEW = Known(CLOUD, 110.0, answered_s=100.0), Known(CLOUD, 101.0, 30, 70.0), Known(CLOUD, 101.0, 1)
+
+
+def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
+    known = {"cloud": cloud, "relay": replace(relay, overlay_ip=RELAY)}
+    known = {name: replace(each, answering_since_s=each.answered_s) for name, each in known.items()}
+    return replace(Seen(known, LOOK, 100.0, status=Status.TRUE), **changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "does", "reason"),
+    [
+        # While nobody can be asked, nobody is known.
+        (Seen(), {"overlay_is_up": False}, None, "OverlayDown"),
+        (seen(HEARD, HEARD), {"overlay_is_up": False}, Forget(), "OverlayDown"),
+        (seen(HEARD, HEARD), {"targets": None}, Forget(), "DirectoryNotSeen"),
+        (Seen(), {"targets": None, "nobody_answers": True}, Forget(), "DirectoryNotSeen"),
+        # A look tells who is due. Whatever makes all knowledge doubtful is followed by one.
+        (Seen(), {}, LOOK, None),
+        (seen(HEARD, HEARD, due=("cloud",)), {}, AskAll(("cloud",), SPEC.overlay_ip.ip), None),
+        (seen(HEARD, HEARD), {"targets": Targets()}, replace(LOOK, targets=Targets()), None),
+        (seen(HEARD, HEARD), {"is_metered": True}, replace(LOOK, is_metered=True), None),
+        (seen(HEARD, HEARD), {"echo_wishes": 1}, replace(LOOK, echo_wishes=1), None),
+        (seen(HEARD, HEARD), {"standstills": 1}, replace(LOOK, standstills=1), None),
+        (seen(HEARD, HEARD, looked_s=98.0), {}, LOOK, "Reachable"),
+        (seen(replace(HEARD, due_s=100.0), HEARD), {}, LOOK, "Reachable"),
+        # One lost packet is no outage, and only an answer is one's end.
+        (seen(HEARD, HEARD), {}, None, "Reachable"),
+        (seen(replace(HEARD, silences=2), HEARD), {}, None, None),
+        (seen(SILENT, HEARD), {}, None, "PeerSilent"),
+        (seen(NEW, HEARD, status=Status.FALSE), {}, None, "PeerSilent"),
+        (seen(HEARD, HEARD), {"nobody_answers": True}, Tell(nobody_answers=False), "Reachable"),
+        # Where nobody answers, the cause is looked for first, and again after ten seconds.
+        (seen(NEW, NEW, status=Status.UNKNOWN), {}, None, "Connecting"),
+        (seen(SILENT, SILENT), {}, FindCause((RELAY, CLOUD)), None),
+        (seen(SILENT, SILENT, why_s=90.0), {}, FindCause((RELAY, CLOUD)), None),
+        (seen(SILENT, SILENT, why_s=90.1), {}, Tell(nobody_answers=True), "NobodyAnswers"),
+        (seen(SILENT, SILENT, why_s=90.1), {"nobody_answers": True}, None, "NobodyAnswers"),
+        # Nobody to ask is fine.
+        (Seen(look=Look(Targets(), False, 0, 0), looked_s=100.0), {"targets": Targets()}, None, "Reachable"),
+    ],
+)
+def test_who_is_asked_and_what_is_said(own: Seen, changes: dict[str, Any], does: Do | None, reason: str | None) -> None:
+    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, False, own), **changes)
+    decision = node().peers.plan(inputs, 100.0)
+    assert (decision.does, decision.says[-1].reason if decision.says else None) == (does, reason)
 
 
 async def test_an_idle_network_is_asked_at_the_cadence() -> None:
@@ -316,7 +364,7 @@ async def test_an_answer_after_a_silence_is_noticed_within_two_seconds() -> None
     await network.step()
     assert network.asked_since(since_s)[OTHER] >= 1
     assert network.clock.monotonic_s() - since_s <= 4
-    assert network.peers.silent == {}
+    assert network.board.facts.silent == {}
 
 
 async def test_silence_is_told_with_its_likeliest_cause() -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from edgelink.config import Config, Paths
 from edgelink.log import hide
 from edgelink.roles.edge import Edge
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.peers import Peers
 from edgelink.roles.recorder import Recorder, recorded
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
@@ -174,7 +174,7 @@ async def test_a_node_records_what_went_on(tmp_path: Path, monkeypatch: pytest.M
     clock = FakeClock()
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     node = Edge(Config(), paths, clock, ThisMachine(), None)
-    monkeypatch.setattr(PeersReconciler, "rtt_ms", {"head": 12.345})
+    monkeypatch.setattr(Peers, "rtt_ms", {"head": 12.345})
     node.peers.lost["relay"] = 3
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
     node.recorder.note("sample", **node.sample())

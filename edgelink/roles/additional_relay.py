@@ -15,6 +15,7 @@ from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, UsageError
+from edgelink.facts.part import run_part
 from edgelink.log import get_logger
 from edgelink.overlay.stun_server import StunServer
 from edgelink.reconcile import run_reconciler
@@ -82,7 +83,7 @@ class AdditionalRelay(Member):
         self.start_telling(tasks)
         was_member = self.membership is not None
         await self.join_network(tasks)
-        tasks.create_task(run_reconciler(self.peers, self.conditions, self.clock), name=self.peers.name)
+        tasks.create_task(run_part(self.peers, self.board, self.conditions, self.clock), name=self.peers.name)
         self.stun = stun_server(self.config, self.conditions, self.clock, member_knocker(self).received)
         if self.stun is not None:
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")

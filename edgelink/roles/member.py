@@ -43,7 +43,7 @@ from edgelink.roles.lease_follower import LeaseFollower, NoOccupants, Occupants,
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.pairs import Pairs, robot_moves
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.peers import Peers
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import RobotHold, SecretEpochs
@@ -107,7 +107,7 @@ class Member(Daemon):
         derive_peers(self.board, config)
         derive_status(self.board, config, self.key)
         self.meter = Meter(board=self.board, configured=config.overlay.metered)
-        self.peers = PeersReconciler(
+        self.peers = Peers(
             board=self.board,
             conditions=self.conditions,
             clock=clock,

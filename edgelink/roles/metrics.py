@@ -19,7 +19,7 @@ from edgelink.registry.client import RegistryClient
 from edgelink.registry.membership import Membership
 from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.roles.pairs import PairFigures
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.peers import Peers
 
 
 class NodeMetrics:
@@ -94,7 +94,7 @@ class NodeMetrics:
         return found
 
 
-def member_samples(registry: RegistryClient | None, peers: PeersReconciler, pairs: PairFigures) -> Iterator[Sample]:
+def member_samples(registry: RegistryClient | None, peers: Peers, pairs: PairFigures) -> Iterator[Sample]:
     """What a member of a network with a registry elsewhere tells beside that."""
     yield metrics.CONNECTED(registry is not None and registry.is_connected)
     yield from metrics.of_pings(peers.rtt_ms, peers.asked, peers.lost)

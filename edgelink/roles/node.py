@@ -121,7 +121,8 @@ class Node(Member):
         if self.config.overlay.kind == "easytier":
             tasks.create_task(self.pairs.run(), name="pairs-words")
             tasks.create_task(run_part(self.pairs, self.board, self.conditions, self.clock), name="pairs")
-        for reconciler in (self.peers, self.ray, self.ray.drift):
+        tasks.create_task(run_part(self.peers, self.board, self.conditions, self.clock), name="peers")
+        for reconciler in (self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
