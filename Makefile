@@ -17,6 +17,8 @@ SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-cli
   qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod
 # What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
+# One run for each: two folders may each have a file of one name.
+TESTS := tests netns-tests netns-tests/benchmarks
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver
 ROUNDS ?= 10
 PREVIOUS ?= a12de27# the first one whose nodes know each other by the echo
@@ -86,6 +88,7 @@ lint: setup ## ruff, mypy, import layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return $(USERS_INTERPRETER)
+	@for folder in $(TESTS); do echo "mypy $$folder"; $(BIN)/mypy --config-file tests/mypy.ini $$folder/*.py || exit 1; done
 	$(BIN)/lint-imports
 
 # An environment of its own: the product needs nothing of it.

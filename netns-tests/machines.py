@@ -83,7 +83,7 @@ class Machine:
     def lease(self) -> Lease | None:
         """What it keeps, its signature checked; None when it never enrolled."""
         membership = Membership.load(self.paths)
-        return membership and membership.lease
+        return None if membership is None else membership.lease
 
 
 def membership(lab: Lab, node: str) -> Membership:

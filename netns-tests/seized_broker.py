@@ -49,7 +49,8 @@ def lies(target: Target, state: Envelope, recorded: list[Lie]) -> Iterator[Lie]:
     """
     now = NetworkState.model_validate_json(state.body)
     yield from ((_played(target, topic), payload) for topic, payload in recorded)
-    for signer in (*target.others, NodeKey.generate(), target.stranger):
+    signers: tuple[NodeKey | AuthorityKeys, ...] = (*target.others, NodeKey.generate(), target.stranger)
+    for signer in signers:
         # Whoever signed it says that the registry did, or says who it was.
         for name in ("registry", getattr(signer, "node_id", "registry")):
             for forged in _states(target, now):

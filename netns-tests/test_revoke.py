@@ -170,7 +170,7 @@ def wait_for_end_of_change(lab: Lab, node: str) -> None:
 
     def on_disk() -> NetworkState | None:
         envelope = known_state(Machine(lab, node).paths.state)
-        return envelope and NetworkState.model_validate_json(envelope.body)
+        return None if envelope is None else NetworkState.model_validate_json(envelope.body)
 
     wait_until(f"{node} has written down the end of the change", on_disk, wanted=lambda state: state.rotation is None)
 

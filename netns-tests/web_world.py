@@ -408,7 +408,7 @@ def tell_of_trouble(world: WebWorld) -> None:
     world.set_condition("cloud", "OverlayCpuNormal", Status.TRUE, *_LIFE["OverlayCpuNormal"], ago(5.1))
     way: dict[str, Any] = {"path": "relayed", "via": relay_of(world), "protocol": None}
     if world.rows[id_of(slow)]["path"] == "relayed":
-        world.rows[id_of(slow)].update(path="direct", via=None, protocol="udp")
+        world.rows[id_of(slow)].update({"path": "direct", "via": None, "protocol": "udp"})
     world.set_row(slow, ago(3.2), **way)
     world.set_measure(slow, loss=0.025, received=None, sent=None, received_now=None, sent_now=None)
     measured(world, slow, [38.0] * 4 + [round(world._random.uniform(180, 250)) for _ in range(55)] + [212.0])

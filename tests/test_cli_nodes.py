@@ -138,7 +138,8 @@ async def test_the_page_about_waiting_shows_what_is_printed(daemon: Daemon, monk
     steps = importlib.import_module("typed_page").steps(ROOT / "docs/how-to/wait-for-nodes.md")
     (shown,) = (step.shown for step in steps if step.command.startswith("edgelink nodes   #"))
     has = {"ray": "2.60.0", "python": "3.11.7", "torch": "2.5.1"}
-    head = ClusterSpec.model_construct(ray_version=has["ray"], python_version=has["python"])
+    versions = {"ray_version": has["ray"], "python_version": has["python"]}
+    head = ClusterSpec.model_construct(**versions)
     with pytest.raises(VersionMismatchError) as refused:
         check_versions(Interpreter(Path("/opt/train/bin/python"), "3.10.12", has["ray"], 1000), head)
     nodes = [

@@ -263,7 +263,7 @@ def test_a_script_is_told_what_there_is_and_what_could_not_be_had(
     monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
     monkeypatch.chdir(tmp_path)
 
-    def call(socket: Path, _method: str, path: str) -> dict[str, Any]:
+    def call(socket: Path, _method: str, path: str) -> object:
         if not runs or socket.stem == "bootstrap":
             raise DaemonNotRunningError(f"no EdgeLink daemon answers on {socket}")
         return {"/status": {"role": "head", "hostname": "cloud"}, "/paths": {}, "/log": {"lines": []}}[path]

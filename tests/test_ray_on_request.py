@@ -99,7 +99,7 @@ async def test_a_restart_asked_for_during_a_join_is_that_join(
     edge = edge_bench.edge()
     bury = edge.ray.bury
 
-    async def asked_meanwhile(*arguments: Any, **options: Any) -> str:
+    async def asked_meanwhile(*arguments: Any, **options: Any) -> object:
         edge.restart("asked for here")
         return await bury(*arguments, **options)
 

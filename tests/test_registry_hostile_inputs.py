@@ -99,7 +99,7 @@ def test_statuses(world: World) -> None:
     board = StatusBoard()
     status = NodeStatus(node_id=lease.node_id, online=True, phase="Ready").model_dump_json().encode()
 
-    def parse(data: bytes) -> bool | None:
+    def parse(data: bytes) -> object:
         return board.receive(lease.node_id, data) or None
 
     assert feed(parse, [status]) > 0  # a letter more in a text is a status as well

@@ -14,7 +14,6 @@ from test_registry_service_enrol import ADDRESS
 from test_registry_service_enrol import Relay as ServingRelay
 
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, RegistryUnavailableError
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import exchange
 from edgelink.registry.keys import Kind, NodeKey, seal
 from edgelink.registry.membership import Membership
@@ -72,7 +71,7 @@ class Desk:
         return Answered(Done())
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[RegistryClient]:
+    async def running(self) -> AsyncIterator[LoneClient]:
         tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self.client.run())]
         await eventually(lambda: self.client.is_connected)
         try:
@@ -299,7 +298,7 @@ class Member:
         self.key = NodeKey.generate()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[RegistryClient]:
+    async def running(self) -> AsyncIterator[LoneClient]:
         relay, world = self.relay, self.relay.world
         async with relay.running() as service:
             self.token = await service.create_token(TokenRequest(Role.EDGE))

@@ -197,7 +197,7 @@ def test_a_datasets_one_action_a_step_is_repeated(tmp_path: Path) -> None:
     ],
 )
 def test_commands_of_another_robot_are_refused(
-    robot: type[Robot], commands: Any, steps_per_s: float, message: str, tmp_path: Path
+    robot: Callable[[RobotSettings], Robot], commands: Any, steps_per_s: float, message: str, tmp_path: Path
 ) -> None:
     """In the control process, before its loop begins."""
     with pytest.raises(ValueError, match=message):

@@ -336,7 +336,7 @@ async def test_a_metered_node_is_asked_only_while_somebody_watches(
         await anext(watching)
         await clock.advance(4)
         assert str(EDGE_1.overlay_ip) in asked
-        await watching.aclose()
+        await watching.aclose()  # type: ignore[attr-defined]
         running.cancel()
 
 

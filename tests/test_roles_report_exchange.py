@@ -106,7 +106,7 @@ async def test_the_head_gathers_what_every_node_answers(network: Network) -> Non
         ("edge-1", {"about.json": "edge-1, 600 s"}),
         ("edge-2", {"about.json": "edge-2, 600 s"}),
     ]
-    await parts.aclose()
+    await parts.aclose()  # type: ignore[attr-defined]
     with pytest.raises(UsageError):
         await anext(network.nodes["cloud"].gather(Caller(1, 1000, 1000), {}))
 
@@ -164,7 +164,7 @@ async def test_one_that_was_asked_just_now_keeps_nobody_elses_report(network: Ne
     _, reply = await network.next_sent()
     head.take_reply(network.keys["edge-2"].node_id, reply)
     assert (await first)["hostname"] == "edge-2"
-    await parts.aclose()
+    await parts.aclose()  # type: ignore[attr-defined]
     following.cancel()
     # That it was asked in vain does not put off when it may be asked again.
     await network.clock.advance(21)
@@ -276,7 +276,7 @@ async def test_an_answer_counts_only_as_its_nodes_own(network: Network) -> None:
             head.take_reply(two, envelope)
     head.take_reply(one, true_reply)
     assert (await first)["hostname"] == "edge-1"
-    await parts.aclose()
+    await parts.aclose()  # type: ignore[attr-defined]
 
 
 async def test_each_node_answers_once_and_a_bad_answer_is_refused(network: Network) -> None:

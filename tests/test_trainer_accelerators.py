@@ -283,6 +283,7 @@ def test_an_accelerator_without_memory_is_told_with_what_needs_less(
         with pytest.raises(TrainerError if is_told else RuntimeError) as told:
             getattr(worker, method)(*arguments)
         if is_told:
+            assert isinstance(told.value, TrainerError)
             assert str(told.value).startswith(f"its accelerator has not enough memory: {str(error).splitlines()[0]}")
             assert "algorithm.minibatch" in told.value.hint
             assert "GPU 0" not in told.value.message

@@ -44,7 +44,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, kind: str, **settings: Any) -> tuple[R
     spaces, wanted = SPACES[kind], Settings(3, 8, device="cpu", **{**SEEN, **settings})
     plain = Learner(wanted, spaces)
     with monkeypatch.context() as patch:
-        patch.setattr(of_learner, "Steps", lambda *parts: RecordedSteps(*parts, recorder))
+        patch.setattr(of_learner, "Steps", lambda *parts: RecordedSteps(*parts, recorder))  # type: ignore[call-arg]
         return recorder, (plain, Learner(wanted, spaces))
 
 

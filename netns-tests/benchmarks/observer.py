@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 _INTERVAL_S = 0.02
 _ALIVE = 0  # GcsNodeInfo.GcsNodeState
