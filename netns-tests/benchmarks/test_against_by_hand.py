@@ -80,7 +80,7 @@ def test_idle_costs(running: Pair, figures: Figures) -> None:
 
 @pytest.mark.parametrize(("source", "target"), [(EDGE, CLOUD), (CLOUD, EDGE)])
 def test_throughput_through_the_relay(running: Pair, figures: Figures, source: str, target: str) -> None:
-    """One TCP stream through the relay is as fast as by hand; 10 % is this measurement's own scatter."""
+    """One TCP stream through the relay is as fast as by hand with our MTU; 10 % is this measurement's own scatter."""
     taken: dict[Contender, list[float]] = {contender: [] for contender in running.both}
     for _ in range(ROUNDS):
         for contender in running.in_turn():
