@@ -332,19 +332,17 @@ class Peers(Part[Inputs, Do]):
 
     async def _look(self, look: Look) -> None:
         own, at_s = self.own, self._clock.monotonic_s()
-        nodes = {
-            name: known
-            if (known := own.known.get(name)) is not None and known.overlay_ip == address
-            else Known(address, at_s)  # who has another address is somebody new
-            for name, address in look.targets.all.items()
-        }
+        nodes = {name: Known(address, at_s) for name, address in look.targets.all.items()}
+        for name, before in own.known.items():
+            if name in nodes and nodes[name].overlay_ip == before.overlay_ip:  # else it is somebody new
+                nodes[name] = before
         self._know(replace(own, known=nodes, look=look))
         if own.look is not None and own.look.doubts != look.doubts:
             self.ask_now()
         traffic = await self._look_at_traffic()
-        known = {name: _taken_in(name, known, traffic, look, at_s) for name, known in self.own.known.items()}
-        due = tuple(name for name, each in known.items() if each.due_s <= at_s)
-        self._know(replace(self.own, known=known, looked_s=at_s, due=due))
+        nodes = {name: _taken_in(name, known, traffic, look, at_s) for name, known in self.own.known.items()}
+        due = tuple(name for name, known in nodes.items() if known.due_s <= at_s)
+        self._know(replace(self.own, known=nodes, looked_s=at_s, due=due))
 
     async def _ask_all(self, names: tuple[str, ...], own_ip: IPv4Address) -> None:
         own, asked_s = self.own, self._clock.monotonic_s()
@@ -398,7 +396,7 @@ def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float
 
 
 def _says(own: Seen, look: Look) -> tuple[Said, ...]:
-    """Return what is said of the nodes that answer, PeersReachable last; nothing while one question is in doubt."""
+    """Return what the answers say, PeersReachable last. One lost packet says nothing."""
     targets, was_reachable = look.targets, own.status is Status.TRUE
     silent = {name for name, known in own.known.items() if known.is_silent}
     if not was_reachable:  # then only an answer counts, not that nobody was asked three times yet
@@ -427,7 +425,7 @@ def _metered_in_words(look: Look) -> str:
 
 
 def _of_relays(own: Seen, targets: Targets, silent: list[str]) -> Said:
-    """Informs: with several relays, the silence of one costs nothing yet."""
+    """Say which relays are silent. It only informs: with several relays, the silence of one costs nothing yet."""
     if not silent:
         names = ", ".join(targets.relays) or "none is needed"
         return is_so(RELAYS_REACHABLE.name, "AllAnswer", f"relays that answer: {names}")
