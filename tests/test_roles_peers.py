@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from overlay_world import SPEC
 
-from edgelink.conditions import ConditionSet, Status
+from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
 from edgelink.facts.derive import board_of, derive_peers
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
-from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen, Tell
+from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 
@@ -37,10 +37,11 @@ class Network:
         self.traffic = Traffic()
         self.cause: Diagnosis | None = None
         self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
-        self.conditions = ConditionSet(self.clock, ["PeersReachable"], ["RelaysReachable"])
+        self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"], self._told)
         self.board = board_of(Config())
         derive_peers(self.board, Config())
-        give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets, is_metered=is_metered)
+        give(self.board, overlay_spec=SPEC, targets=targets, is_metered=is_metered)
+        self.has_device(True)
         self.peers = Peers(
             board=self.board,
             conditions=self.conditions,
@@ -49,6 +50,13 @@ class Network:
             look=self._look,
             why_silent=self._why_silent,
         )
+
+    def has_device(self, has_it: bool) -> None:
+        says = self.conditions.set_true if has_it else self.conditions.set_false
+        says("OverlayUp", "DeviceConfirmed" if has_it else "DeviceMissing", "et0")
+
+    def _told(self, _condition: Condition) -> None:
+        give(self.board, conditions=self.conditions.now)
 
     async def _ask(self, source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
         assert source == SPEC.overlay_ip.ip
@@ -107,10 +115,10 @@ def node(is_metered: bool = False) -> Network:
 async def test_only_answers_count_as_reachable() -> None:
     """A device that is up proves nothing; silence is named, and who is silent."""
     network = node()
-    give(network.board, overlay_is_up=False)
+    network.has_device(False)
     await network.step()
     assert network.reason == "OverlayDown"
-    give(network.board, overlay_is_up=True)
+    network.has_device(True)
     await network.step()
     assert network.reason == "Connecting"
     assert not network.board.facts.nobody_answers, "it may take a second"
@@ -160,10 +168,10 @@ async def test_while_nobody_is_asked_no_round_trip_is_told() -> None:
     network.alive = {RELAY}
     await network.step()
     assert network.peers.rtt_ms == {"relay": 1.5}
-    give(network.board, overlay_is_up=False)
+    network.has_device(False)
     await network.step()
     assert network.peers.rtt_ms == {}
-    give(network.board, overlay_is_up=True)
+    network.has_device(True)
     await network.step()
     assert network.peers.rtt_ms == {"relay": 1.5}
     give(network.board, targets=None)
@@ -190,7 +198,7 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
         (Seen(), {"overlay_is_up": False}, None, "OverlayDown"),
         (seen(HEARD, HEARD), {"overlay_is_up": False}, Forget(), "OverlayDown"),
         (seen(HEARD, HEARD), {"targets": None}, Forget(), "DirectoryNotSeen"),
-        (Seen(), {"targets": None, "nobody_answers": True}, Forget(), "DirectoryNotSeen"),
+        (Seen(), {"targets": None}, None, "DirectoryNotSeen"),
         # A look tells who is due. Whatever makes all knowledge doubtful is followed by one.
         (Seen(), {}, LOOK, None),
         (seen(HEARD, HEARD, due=("cloud",)), {}, AskAll(("cloud",), SPEC.overlay_ip.ip), None),
@@ -205,19 +213,17 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
         (seen(replace(HEARD, silences=2), HEARD), {}, None, None),
         (seen(SILENT, HEARD), {}, None, "PeerSilent"),
         (seen(NEW, HEARD, status=Status.FALSE), {}, None, "PeerSilent"),
-        (seen(HEARD, HEARD), {"nobody_answers": True}, Tell(nobody_answers=False), "Reachable"),
         # Where nobody answers, the cause is looked for first, and again after ten seconds.
         (seen(NEW, NEW, status=Status.UNKNOWN), {}, None, "Connecting"),
         (seen(SILENT, SILENT), {}, FindCause((RELAY, CLOUD)), None),
         (seen(SILENT, SILENT, why_s=90.0), {}, FindCause((RELAY, CLOUD)), None),
-        (seen(SILENT, SILENT, why_s=90.1), {}, Tell(nobody_answers=True), "NobodyAnswers"),
-        (seen(SILENT, SILENT, why_s=90.1), {"nobody_answers": True}, None, "NobodyAnswers"),
+        (seen(SILENT, SILENT, why_s=90.1), {}, None, "NobodyAnswers"),
         # Nobody to ask is fine.
         (Seen(look=Look(Targets(), False, 0, 0), looked_s=100.0), {"targets": Targets()}, None, "Reachable"),
     ],
 )
 def test_who_is_asked_and_what_is_said(own: Seen, changes: dict[str, Any], does: Do | None, reason: str | None) -> None:
-    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, False, own), **changes)
+    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, own), **changes)
     decision = node().peers.plan(inputs, 100.0)
     assert (decision.does, decision.says[-1].reason if decision.says else None) == (does, reason)
 

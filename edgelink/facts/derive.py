@@ -11,12 +11,13 @@ from ipaddress import IPv4Interface
 from typing import Final
 
 from edgelink import __version__
-from edgelink.condition_table.required import OVERLAY_UP
+from edgelink.condition_table.required import OVERLAY_UP, PEERS_REACHABLE
 from edgelink.conditions import Conditions, Phase, Status, derive_phase
 from edgelink.config import Config
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.targets import Targets
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
@@ -41,6 +42,7 @@ OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
+NOBODY_ANSWERS: Final[Fact[bool]] = Fact("nobody_answers")
 PHASE: Final[Fact[Phase]] = Fact("phase")
 NODE_STATUS: Final[Fact[NodeStatus | None]] = Fact("node_status")
 
@@ -77,6 +79,7 @@ def derive_peers(board: Board[Facts], config: Config) -> None:
     relays_carry = config.overlay.kind == "easytier"
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
+    board.derive(NOBODY_ANSWERS, "condition PeersReachable", Told, nobody_answers)
 
 
 def derive_status(board: Board[Facts], config: Config, key: NodeKey) -> None:
@@ -117,7 +120,7 @@ def easytier_may_start(now: Permission) -> bool:
 
 @dataclass(frozen=True)
 class Told:
-    """The facts that :func:`overlay_is_up` depends on."""
+    """The facts that :func:`overlay_is_up` and :func:`nobody_answers` depend on."""
 
     conditions: Conditions
 
@@ -125,6 +128,11 @@ class Told:
 def overlay_is_up(now: Told) -> bool:
     """Whether the overlay's device is confirmed: the same as the condition says, always."""
     return any(told.type == OVERLAY_UP.name and told.status is Status.TRUE for told in now.conditions)
+
+
+def nobody_answers(now: Told) -> bool:
+    """Whether this node is cut off: the same as the reason of the condition says, always."""
+    return any(told.type == PEERS_REACHABLE.name and told.reason in CUT_OFF for told in now.conditions)
 
 
 @dataclass(frozen=True)

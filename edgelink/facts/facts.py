@@ -53,7 +53,7 @@ class Facts:
             seconds on the monotonic clock.
         silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
         peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
-        nobody_answers: none of the nodes whose silence counts answers over the overlay.
+        nobody_answers: none of the nodes whose silence counts answers over the overlay. Derived.
         secret_changed_s: when this node changed to another secret of the network, on the monotonic clock.
         is_metered: this machine's uplink costs by the byte.
         alternations: hostname of each node that has spoken with two voices, and when it did so last, in seconds on the

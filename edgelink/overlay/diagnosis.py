@@ -21,6 +21,7 @@ TCP_REMEDY = (
     "overlay.mtu does not help over TCP"
 )
 UDP_REMEDY = "set a smaller overlay.mtu (now {mtu}) on all nodes: it bounds EasyTier's UDP packets"
+CUT_OFF = frozenset({"NobodyAnswers", "MtuBlackHole", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
 _FOREIGN = "PublicServer_"  # how a relay is listed that carries us as a foreign network
 
 

@@ -21,7 +21,7 @@ from edgelink.conditions import ConditionSet, Said, Status, is_not_so, is_so, is
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.diagnosis import Diagnosis
+from edgelink.overlay.diagnosis import CUT_OFF, Diagnosis
 from edgelink.overlay.echo import Ask, Echo, PeerClock
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
@@ -39,7 +39,6 @@ _KEEN_S = 3.0  # an uplink that has changed is judged by answers after 2.5 s, on
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
 
-CUT_OFF = frozenset({"NobodyAnswers", "MtuBlackHole", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
 
 WhySilent = Callable[[Iterable[IPv4Address]], Awaitable[Diagnosis | None]]
@@ -105,7 +104,6 @@ class Known:
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
 ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
 SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
-NOBODY_ANSWERS: Final[Fact[bool]] = Fact("nobody_answers")
 
 
 @dataclass(frozen=True)
@@ -147,18 +145,11 @@ class FindCause(Action):
 
 
 @dataclass(frozen=True)
-class Tell(Action):
-    """Write down whether nobody answers, as the condition says it."""
-
-    nobody_answers: bool
-
-
-@dataclass(frozen=True)
 class Forget(Action):
     """Know nothing of anybody: nobody is asked."""
 
 
-Do = Look | AskAll | FindCause | Tell | Forget
+Do = Look | AskAll | FindCause | Forget
 
 
 @dataclass(frozen=True)
@@ -217,7 +208,6 @@ class Inputs:
     is_metered: bool
     echo_wishes: int
     standstills: int
-    nobody_answers: bool
     own: Seen
 
 
@@ -245,7 +235,6 @@ class Peers(Part[Inputs, Do]):
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._put_answering = board.claim(ANSWERING, self.name)
         self._put_silent = board.claim(SILENT, self.name)
-        self._put_nobody_answers = board.claim(NOBODY_ANSWERS, self.name)
         self._conditions = conditions
         self._clock = clock
         self._ask = ask
@@ -293,7 +282,7 @@ class Peers(Part[Inputs, Do]):
         else:
             look = Look(now.targets, now.is_metered, now.echo_wishes, now.standstills)
             return self._plan(now, look, spec.overlay_ip.ip, at_s)
-        return Decision((told,), Forget() if own != Seen() or now.nobody_answers else None)
+        return Decision((told,), None if own == Seen() else Forget())
 
     def _plan(self, now: Inputs, look: Look, own_ip: IPv4Address, at_s: float) -> Decision[Do]:
         own = now.own
@@ -305,8 +294,6 @@ class Peers(Part[Inputs, Do]):
         is_cut_off = bool(says) and says[-1].reason in CUT_OFF
         if is_cut_off and (own.why_s is None or at_s >= own.why_s + _WHY_AGAIN_S):
             return Decision(does=FindCause(tuple(look.targets.counted.values())))
-        if says and is_cut_off != now.nobody_answers:
-            return Decision(says, Tell(is_cut_off))
         again_s = min([own.looked_s + _LOOK_AGAIN_S, *(known.due_s for known in own.known.values())]) - at_s
         return Decision(says, look) if again_s <= 0 else Decision(says, again_s=again_s)
 
@@ -319,11 +306,8 @@ class Peers(Part[Inputs, Do]):
             case FindCause(addresses):
                 why = await self._why_silent(addresses)
                 self.own = replace(self.own, why=why, why_s=self._clock.monotonic_s())
-            case Tell(nobody_answers):
-                self._put_nobody_answers(nobody_answers)
             case Forget():
                 self._know(Seen())
-                self._put_nobody_answers(False)
 
     def _know(self, own: Seen) -> None:
         self.own = own
