@@ -19,7 +19,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
-from edgelink.facts.part import run_part
+from edgelink.facts.part import Part, run_part
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
@@ -141,16 +141,16 @@ class OverlayParts:
         tasks.create_task(self.links.run(), name="links")
         tasks.create_task(self.overlay.run(), name="easytier")
         tasks.create_task(self.echo.run(), name="echo-end")
-        for part in (self.overlay, self.echo):
-            tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
+        parts: list[Part[Any, Any]] = [self.overlay, self.echo]
         if self._config.overlay.kind == "easytier":
             tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.overlay.bound_log(), name="easytier-log-size")
             tasks.create_task(self.identities.run(), name="easytier-log")
             tasks.create_task(run_reconciler(self.load, self._conditions, self._clock), name=self.load.name)
-            for part in (self.dialled, self.identities):
-                tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
+            parts += [self.dialled, self.identities]
+        for part in parts:
+            tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
 
     def binary(self) -> EasyTierBinary:
         """easytier-core on this machine, looked for anew when it is another file: what it is told differs by version.
