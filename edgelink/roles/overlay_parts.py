@@ -143,12 +143,12 @@ class OverlayParts:
         tasks.create_task(self.echo.run(), name="echo-end")
         parts: list[Part[Any, Any]] = [self.overlay, self.echo]
         if self._config.overlay.kind == "easytier":
+            parts += [self.dialled, self.identities]
             tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.overlay.bound_log(), name="easytier-log-size")
             tasks.create_task(self.identities.run(), name="easytier-log")
             tasks.create_task(run_reconciler(self.load, self._conditions, self._clock), name=self.load.name)
-            parts += [self.dialled, self.identities]
         for part in parts:
             tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
 
