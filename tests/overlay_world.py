@@ -209,7 +209,9 @@ class World:
     async def look(self) -> float:
         """The kernel tells of something: it looks, and acts until there is nothing to do; when it looks again."""
         self.overlay.look_again()
-        return await settle(self.overlay, self.board, self.conditions, self.clock)
+        again_s = await settle(self.overlay, self.board, self.conditions, self.clock)
+        self.overlay.wakeup.clear()
+        return again_s
 
     async def up(self) -> None:
         await self.look()

@@ -321,9 +321,8 @@ class OverlayReconciler(Part[Inputs, Do]):
             if device_problem(device, spec, was=easytier.confirmed) is None:
                 if not easytier.confirmed:
                     easytier = replace(easytier, confirmed=device)
-                    after_s = (
-                        None if easytier.is_adopted else round(at_s + _START_TIMEOUT_S - easytier.confirm_until_s, 3)
-                    )
+                    took_s = at_s - (easytier.confirm_until_s - _START_TIMEOUT_S)
+                    after_s = None if easytier.is_adopted else round(took_s, 3)
                     _log.info("overlay.up", device=spec.device, address=str(spec.overlay_ip), after_s=after_s)
                 await self._core.upkeep()
                 uplink = await self._uplink.look(easytier.identity.pid, spec)
