@@ -35,7 +35,7 @@ _BY_OTHERS = {
     "overlay/reconciler.py: *problem",
     "ray_cluster/ray_reconciler.py: reason",
     "ray_cluster/drift.py: *verdict",
-    "roles/exposure.py: failed[0].failure.condition_reason",
+    "roles/exposure.py: failed[0][0].condition_reason",
     "roles/exposure.py: lacks[0][0]",
     "roles/ride_through.py: reason",
     "roles/peers.py: found.reason",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from ipaddress import IPv4Address
 
 import pytest
+from overlay_world import SPEC
 
 from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
 from edgelink.errors import MissingDependencyError
+from edgelink.facts.part import Action
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.nft_watch import NftWatch, tables_in
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.roles.exposure import ExposureReconciler
+from edgelink.roles.exposure import Drop, Exposure, Inputs, Keep, Seen
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import board_with, settle
 
 RAY, RPC = "edgelink", "edgelink_easytier"
 
@@ -57,15 +60,16 @@ class World:
     def __init__(self, config: Config, *, has_ray: bool = True) -> None:
         self.clock = FakeClock()
         self.watch = NftWatch()
-        self.conditions = ConditionSet(self.clock, [], [ExposureReconciler.condition])
+        self.conditions = ConditionSet(self.clock, [], [Exposure.condition])
         self.board = board_with()
-        self.reconciler = ExposureReconciler(self.board, config, self.conditions, self.watch)
+        self.dropped: frozenset[IPv4Address] = frozenset()
+        self.exposure = Exposure(self.board, config, self.drop, self.watch, self.clock)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
         self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
         self.token_auth: bool | None = True
-        self.reconciler.add(RPC, self.rpc)
+        self.exposure.add(RPC, self.rpc)
         if has_ray:
-            self.reconciler.add_ray(RAY, self)
+            self.exposure.add_ray(RAY, self)
 
     @property
     def condition(self) -> Condition:
@@ -74,7 +78,47 @@ class World:
     async def start(self) -> None:
         await self.rpc.apply()
         await self.ray.apply()
-        await self.reconciler.reconcile()
+        await self.look()
+
+    def drop(self, addresses: frozenset[IPv4Address]) -> None:
+        self.dropped = addresses
+
+    async def look(self) -> None:
+        """Somebody has changed a table."""
+        self.exposure.look_again()
+        await settle(self.exposure, self.board, self.conditions, self.clock)
+        self.exposure.wakeup.clear()
+
+
+REVOKED = frozenset({IPv4Address("10.10.0.9")})
+IN_PLACE = Inputs(frozenset(), None, Seen(looked_for=0, at_s=999.0, is_wanted=True))
+
+
+@pytest.mark.parametrize(
+    ("now", "does"),
+    [
+        (IN_PLACE, None),
+        (replace(IN_PLACE, own=Seen()), Keep(0)),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, changes=1)), Keep(1)),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, at_s=998.0)), Keep(0)),
+        (replace(IN_PLACE, revoked_ips=REVOKED), Drop(REVOKED)),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, dropped=REVOKED)), Drop(frozenset())),
+        (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, dropped=REVOKED)), None),
+        (replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC), Drop(REVOKED)),
+    ],
+    ids=[
+        "all is in place",
+        "a new daemon",
+        "somebody has changed a table",
+        "two seconds later",
+        "a node is revoked",
+        "nobody is revoked any more",
+        "a revoked node's address is dropped",
+        "our own address is revoked",
+    ],
+)
+def test_what_is_done_when(now: Inputs, does: Action | None) -> None:
+    assert World(Config()).exposure.plan(now, 1000.0).does == does
 
 
 async def test_a_table_that_somebody_flushed_is_back_at_once(kernel: Kernel) -> None:
@@ -83,15 +127,15 @@ async def test_a_table_that_somebody_flushed_is_back_at_once(kernel: Kernel) -> 
     await world.start()
     looks = kernel.looks
     await world.clock.advance(5)
-    await world.reconciler.reconcile()
+    await world.look()
     assert kernel.looks == looks
     kernel.tables.clear()
     world.watch.changed([RAY])
-    assert world.reconciler.wakeup.is_set
-    await world.reconciler.reconcile()
+    assert world.exposure.wakeup.is_set
+    await world.look()
     assert kernel.tables == {RAY}
     world.watch.changed([RPC])
-    await world.reconciler.reconcile()
+    await world.look()
     assert kernel.tables == {RAY, RPC}
 
 
@@ -101,7 +145,7 @@ async def test_a_lost_announcement_costs_half_a_minute(kernel: Kernel) -> None:
     await world.start()
     kernel.tables.clear()
     await world.clock.advance(31)
-    await world.reconciler.reconcile()
+    await world.look()
     assert kernel.tables == {RAY, RPC}
 
 
@@ -114,21 +158,21 @@ async def test_a_table_that_somebody_undoes_each_time_is_made_ever_less_often(ke
         kernel.tables.discard(RAY)
         world.watch.changed([RAY])
         before_s = world.clock.monotonic_s()
-        await world.reconciler.reconcile()
+        await world.look()
         while RAY not in kernel.tables:
             await world.clock.advance(0.5)
-            await world.reconciler.reconcile()
+            await world.look()
         pauses_s.append(world.clock.monotonic_s() - before_s)
     assert pauses_s == [0, 1, 2, 4, 8, 16, 30, 30]
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "TableFoughtOver")
     assert "inet edgelink " in world.condition.message
     for _ in range(3):
         await world.clock.advance(31)
-        await world.reconciler.reconcile()
+        await world.look()
     assert world.condition.status is Status.TRUE
     kernel.tables.discard(RAY)
     world.watch.changed([RAY])
-    await world.reconciler.reconcile()
+    await world.look()
     assert RAY in kernel.tables
 
 
@@ -139,13 +183,13 @@ async def test_two_changes_in_a_row_are_no_fight(kernel: Kernel) -> None:
     for text in ("a", "b", "c", "d"):
         kernel.tables.discard(RAY)
         world.ray.want(Table(RAY, text))
-        await world.reconciler.reconcile()
+        await world.look()
         assert RAY in kernel.tables
     for _ in range(2):
         kernel.tables.discard(RAY)
         world.watch.changed([RAY])
         await world.clock.advance(1)
-        await world.reconciler.reconcile()
+        await world.look()
         assert RAY in kernel.tables
     assert world.condition.reason == "RulesInPlace"
 
@@ -166,13 +210,13 @@ async def test_before_a_start_nobody_rests(kernel: Kernel) -> None:
 async def test_what_nobody_wants_is_not_put_in_place(kernel: Kernel) -> None:
     """Not before what it protects starts, and not again once it has ended."""
     world = World(Config())
-    await world.reconciler.reconcile()
+    await world.look()
     assert kernel.tables == set()
     assert world.condition.status is Status.UNKNOWN
     await world.start()
     await world.ray.remove()
     world.watch.changed([RAY])
-    await world.reconciler.reconcile()
+    await world.look()
     assert kernel.tables == {RPC}
 
 
@@ -207,12 +251,12 @@ async def test_a_failure_is_named_and_its_end_too(kernel: Kernel) -> None:
     assert (world.condition.status, world.condition.reason) == (Status.TRUE, "RulesInPlace")
     kernel.refusal = FirewallError("nft: refused")
     world.watch.changed([RAY])
-    await world.reconciler.reconcile()
+    await world.look()
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "FirewallFailed")
     assert world.condition.message == "Ray may be open: nft: refused"
     kernel.refusal = None
     await world.clock.advance(6)
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
 
 
@@ -236,7 +280,7 @@ async def test_what_holds_is_said(
     await world.start()
     assert world.condition.reason == reason
     assert (world.condition.status is Status.TRUE) == (reason == "RulesInPlace")
-    assert world.reconciler.ray_auth == ray_auth
+    assert world.exposure.ray_auth == ray_auth
 
 
 async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Kernel) -> None:
@@ -245,7 +289,7 @@ async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Ke
     await world.start()
     assert "revoked" not in world.condition.message
     world.board.given(revoked_ips=frozenset({IPv4Address("10.10.0.9")}))
-    await world.reconciler.reconcile()
+    await world.look()
     assert "1 address(es) of revoked nodes are dropped" in world.condition.message
     world = World(Config.model_validate({"firewall": False}))
     await world.start()
@@ -261,7 +305,7 @@ async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel, monk
     assert "1024-29399" in world.condition.message
     assert "firewall.rendezvous_ports" in world.condition.message
     world.token_auth = False
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.reason == "RendezvousOpen"
     assert "asks nobody for a token" in world.condition.message
 
@@ -270,7 +314,7 @@ async def test_a_relay_speaks_of_no_ray(kernel: Kernel) -> None:
     """It has none."""
     world = World(Config(), has_ray=False)
     await world.rpc.apply()
-    await world.reconciler.reconcile()
+    await world.look()
     assert world.condition.status is Status.TRUE
     assert "Ray" not in world.condition.message
 

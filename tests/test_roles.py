@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from registry_world import World
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
-from edgelink.facts.part import run_part
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.versions import Versions
@@ -20,15 +18,14 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.enrolment import require_role
-from edgelink.roles.exposure import RevokedAddresses
 from edgelink.roles.head import Head
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.run_requests import node_count
 from edgelink.roles.this_machine import ThisMachine
-from edgelink.testing import FakeClock, eventually
-from edgelink.testing.facts import give
+from edgelink.testing import FakeClock
+from edgelink.testing.facts import give, settle
 
 
 def entry(name: str, ip: str, rank: int | None, role: Role = Role.EDGE) -> DirectoryEntry:
@@ -196,17 +193,19 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     membership = world.authority.relay_membership(NodeKey.generate(), "relay")
     give(member.board, membership=membership)
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
-    guard, revoked = member.parts.overlay.guard, RevokedAddresses(member.board, member.parts, member.exposure)
-    task = asyncio.ensure_future(run_part(revoked, member.board, member.conditions, member.clock))
+    guard, exposure = member.parts.overlay.guard, member.exposure
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(other, own)))
-    await eventually(lambda: guard.is_in_doubt and member.exposure.wakeup.is_set)
+    await settle(exposure, member.board, member.conditions, member.clock)
+    assert guard.is_in_doubt
     assert guard.table == rpc_guard(15888, "et0", [other])
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(own, other)))
+    await settle(exposure, member.board, member.conditions, member.clock)
+    assert not guard.is_in_doubt
     give(member.board, network=NetworkTold(revoked_ips=()))
-    await eventually(lambda: guard.table == rpc_guard(15888))
-    task.cancel()
+    await settle(exposure, member.board, member.conditions, member.clock)
+    assert guard.table == rpc_guard(15888)
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

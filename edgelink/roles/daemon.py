@@ -32,7 +32,7 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
-from edgelink.roles.exposure import ExposureReconciler, RevokedAddresses
+from edgelink.roles.exposure import Exposure
 from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.metrics import NodeMetrics
@@ -105,8 +105,7 @@ class Daemon(ABC):
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
         self._tables = machine.tables()
-        self.exposure = ExposureReconciler(self.board, config, self.conditions, self._tables)
-        self._revoked = RevokedAddresses(self.board, self.parts, self.exposure)
+        self.exposure = Exposure(self.board, config, self.parts.drop, self._tables, clock)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.others = Others(board=self.board, known=self.known_nodes, overlay=self.parts)
@@ -198,15 +197,13 @@ class Daemon(ABC):
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
         self.ride_through.apply()
-        revoked = self._revoked
-        revoked.begin()
-        tasks.create_task(run_part(revoked, self.board, self.conditions, self.clock), name=revoked.name)
+        self.exposure.begin()
         for reconciler in (self.ride_through, self.files):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.parts.start(tasks)
-        if ExposureReconciler.condition in {condition.type for condition in self.conditions}:
+        if Exposure.condition in {condition.type for condition in self.conditions}:
             tasks.create_task(self._tables.run(), name="nft-watch")
-            tasks.create_task(run_reconciler(self.exposure, self.conditions, self.clock), name="exposure")
+            tasks.create_task(run_part(self.exposure, self.board, self.conditions, self.clock), name="exposure")
         tasks.create_task(self.recorder.run(), name="recorder")
         tasks.create_task(self._standstill.run(), name="standstill")
 

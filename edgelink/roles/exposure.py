@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Protocol
 
+from edgelink.clock import Clock
 from edgelink.condition_table.informing import SHIELDED
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import Said, is_not_so, is_so
 from edgelink.config import Config
 from edgelink.facts.board import Board
 from edgelink.facts.part import Action, Decision, Part
@@ -16,17 +18,62 @@ from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import listed
 from edgelink.ray_cluster.rendezvous import open_ranges
-from edgelink.reconcile import Wakeup
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.reconcile import Nudge
 
 _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and when the kernel tells of a change
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What the part itself has done and seen.
+
+    Attributes:
+        changes: how often the kernel has told of a change to a table.
+        dropped: the overlay addresses that are dropped.
+        looked_for: the changes at the last look. None: it has not looked since something was dropped.
+        at_s: when that was, on the monotonic clock.
+        is_wanted: there is something to protect.
+        failure: why a table is not in place.
+        token_auth: Ray asks for a token. None: there is no Ray, or its version is not known.
+        left_open: ports where a training may listen and that no table closes.
+    """
+
+    changes: int = 0
+    dropped: frozenset[IPv4Address] = frozenset()
+    looked_for: int | None = None
+    at_s: float = 0.0
+    is_wanted: bool = False
+    failure: Said | None = None
+    token_auth: bool | None = None
+    left_open: str = ""
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """What ``Shielded`` depends on, besides the tables."""
+    """What ``Shielded`` depends on."""
 
     revoked_ips: frozenset[IPv4Address]
+    overlay_spec: OverlaySpec | None
+    own: Seen
+
+    @property
+    def to_drop(self) -> frozenset[IPv4Address]:
+        """The addresses of revoked nodes, which never include our own."""
+        return self.revoked_ips - (set() if self.overlay_spec is None else {self.overlay_spec.overlay_ip.ip})
+
+
+@dataclass(frozen=True)
+class Drop(Action):
+    """Let nothing come from or go to these overlay addresses."""
+
+    addresses: frozenset[IPv4Address]
+
+
+@dataclass(frozen=True)
+class Keep(Action):
+    """Put the tables in place that are wanted. ``changes``: the changes that were told of before."""
+
+    changes: int
 
 
 class GuardedRay(Protocol):
@@ -41,21 +88,31 @@ class GuardedRay(Protocol):
         """Whether it asks for a token. None: its version is not known."""
 
 
-class ExposureReconciler:
-    """Sets ``Shielded``. Apart from Ray's and EasyTier's reconcilers: those wait for minutes at times."""
+class Exposure(Part[Inputs, Drop | Keep]):
+    """Sets ``Shielded``. Apart from the parts of Ray and EasyTier: those wait for minutes at times."""
 
     name: ClassVar[str] = "exposure"
     condition: ClassVar[str] = SHIELDED.name
+    inputs = Inputs
 
-    def __init__(self, board: Board[Any], config: Config, conditions: ConditionSet, tables: NftWatch) -> None:
-        self.wakeup = Wakeup()
+    def __init__(
+        self,
+        board: Board[Any],
+        config: Config,
+        drop: Callable[[frozenset[IPv4Address]], None],
+        tables: NftWatch,
+        clock: Clock,
+    ) -> None:
+        """``drop``: has the overlay bring nothing from these addresses and take nothing to them."""
+        super().__init__(board, own=Seen())
+        self.own: Seen
         self._board = board
-        self._ray: GuardedRay | None = None
         self._config = config
-        self._conditions = conditions
+        self._drop = drop
         self._tables = tables
+        self._clock = clock
+        self._ray: GuardedRay | None = None
         self._keepers: list[TableKeeper] = []
-        board.read(Inputs, self.name, self.wakeup)
 
     def add_ray(self, table: str, ray: GuardedRay) -> None:
         """Keep the table of this machine's Ray too, and say what stands between Ray and others."""
@@ -65,7 +122,16 @@ class ExposureReconciler:
     def add(self, table: str, keeper: TableKeeper) -> None:
         """Keep this table too, once somebody wants it."""
         self._keepers.append(keeper)
-        self._tables.watch(table, keeper.doubts, self.wakeup)
+        self._tables.watch(table, keeper.doubts, Nudge(self.look_again))
+
+    def look_again(self) -> None:
+        """Somebody has changed a table."""
+        self.own = replace(self.own, changes=self.own.changes + 1)
+        self.wakeup.set()
+
+    def begin(self) -> None:
+        """Have the addresses of revoked nodes dropped before EasyTier is started."""
+        self._note_dropped(self._board.select(Inputs, self.own).to_drop)
 
     @property
     def ray_auth(self) -> str | None:
@@ -77,31 +143,51 @@ class ExposureReconciler:
             return "token"
         return "firewall only" if self._config.firewall.enabled else "none"
 
-    @property
-    def _open(self) -> str:
-        return "Ray and the training answer on every network of this machine; " if self._ray is not None else ""
-
-    async def reconcile(self) -> float:
+    def plan(self, now: Inputs, at_s: float) -> Decision[Drop | Keep]:
+        own = now.own
+        if own.dropped != now.to_drop:
+            return Decision(does=Drop(now.to_drop))
         if not self._config.firewall.enabled:
-            self._conditions.set_false(
-                self.condition,
-                "SwitchedOff",
-                f"`firewall: off` in the configuration: {self._open}EasyTier tells the network secret to every user; "
-                "what comes from the addresses of revoked nodes is not dropped",
-            )
-            return _LOOK_S
-        wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
-        for keeper in wanted:
-            await keeper.keep()
-        if failed := [keeper for keeper in wanted if keeper.failure is not None]:
-            assert failed[0].failure is not None
-            what = "; ".join(keeper.caveat for keeper in failed)
-            self._conditions.set_false(self.condition, failed[0].failure.condition_reason, what)
-        elif wanted:
-            self._judge()
-        return _LOOK_S
+            return Decision((self._switched_off(),))
+        if own.looked_for != own.changes or at_s >= own.at_s + _LOOK_S:
+            return Decision(does=Keep(own.changes))
+        says = own.failure or self._judged(own, len(now.revoked_ips))
+        return Decision((says,) if own.is_wanted else (), again_s=own.at_s + _LOOK_S - at_s)
 
-    def _judge(self) -> None:
+    async def act(self, action: Drop | Keep) -> None:
+        match action:
+            case Drop(addresses):
+                self._note_dropped(addresses)
+            case Keep(changes):
+                wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
+                for keeper in wanted:
+                    await keeper.keep()
+                failed = [(keeper.failure, keeper.caveat) for keeper in wanted if keeper.failure is not None]
+                why = "; ".join(caveat for _, caveat in failed)
+                self.own = replace(
+                    self.own,
+                    looked_for=changes,
+                    at_s=self._clock.monotonic_s(),
+                    is_wanted=bool(wanted),
+                    failure=is_not_so(self.condition, failed[0][0].condition_reason, why) if failed else None,
+                    token_auth=None if self._ray is None else self._ray.token_auth,
+                    left_open="" if self._ray is None else listed(open_ranges(self._config)),
+                )
+
+    def _note_dropped(self, addresses: frozenset[IPv4Address]) -> None:
+        self._drop(addresses)
+        self.own = replace(self.own, dropped=addresses, looked_for=None)
+
+    def _switched_off(self) -> Said:
+        ray = "" if self._ray is None else "Ray and the training answer on every network of this machine; "
+        return is_not_so(
+            self.condition,
+            "SwitchedOff",
+            f"`firewall: off` in the configuration: {ray}EasyTier tells the network secret to every user; "
+            "what comes from the addresses of revoked nodes is not dropped",
+        )
+
+    def _judged(self, own: Seen, revoked: int) -> Said:
         """The tables are in place; is that all that is wanted?"""
         lacks: list[tuple[str, str]] = []
         if self._ray is not None and self._config.firewall.rendezvous_ports == ():
@@ -112,16 +198,16 @@ class ExposureReconciler:
                     "processes of a training meet answer on every network of this machine",
                 )
             )
-        elif self._ray is not None and (beyond := listed(open_ranges(self._config))):
+        elif own.left_open:
             lacks.append(
                 (
                     "RendezvousOpen",
-                    f"this kernel's ip_local_port_range is wider than 32768-60999: of a training, tcp {beyond} may "
-                    "answer on every network of this machine; set the sysctl back, or name what to close in "
-                    "`firewall.rendezvous_ports`",
+                    "this kernel's ip_local_port_range is wider than 32768-60999: of a training, tcp "
+                    f"{own.left_open} may answer on every network of this machine; set the sysctl back, or name what "
+                    "to close in `firewall.rendezvous_ports`",
                 )
             )
-        if self._ray is not None and self._ray.token_auth is False:
+        if own.token_auth is False:
             lacks.append(
                 (
                     "TokenlessRay",
@@ -130,63 +216,8 @@ class ExposureReconciler:
                 )
             )
         if lacks:
-            self._conditions.set_false(self.condition, lacks[0][0], "; ".join(message for _, message in lacks))
-        else:
-            closed = (
-                "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
-            )
-            where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
-            revoked = self._board.select(Inputs).revoked_ips
-            belt = f"; {len(revoked)} address(es) of revoked nodes are dropped" if revoked else ""
-            self._conditions.set_true(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")
-
-
-@dataclass(frozen=True)
-class Revoked:
-    """What is dropped in the overlay."""
-
-    revoked_ips: frozenset[IPv4Address]
-    overlay_spec: OverlaySpec | None
-    own: frozenset[IPv4Address]
-
-
-@dataclass(frozen=True)
-class Drop(Action):
-    """Let nothing come from or go to these overlay addresses."""
-
-    addresses: frozenset[IPv4Address]
-
-
-class RevokedAddresses(Part[Revoked, Drop]):
-    """Has the addresses of revoked nodes dropped, at once and until the registry says otherwise."""
-
-    name = "revoked addresses"
-    condition = ExposureReconciler.condition
-    inputs = Revoked
-
-    def __init__(self, board: Board[Any], parts: OverlayParts, exposure: ExposureReconciler) -> None:
-        super().__init__(board, own=frozenset())
-        self._board = board
-        self._parts = parts
-        self._exposure = exposure
-
-    def begin(self) -> None:
-        """Have them dropped before EasyTier is started."""
-        self._drop(_others_revoked(self._board.select(Revoked, self.own)))
-
-    def plan(self, now: Revoked, at_s: float) -> Decision[Drop]:
-        wanted = _others_revoked(now)
-        return Decision(does=None if wanted == now.own else Drop(wanted))
-
-    async def act(self, action: Drop) -> None:
-        self._drop(action.addresses)
-
-    def _drop(self, addresses: frozenset[IPv4Address]) -> None:
-        self._parts.drop(addresses)
-        self._exposure.wakeup.set()
-        self.own = addresses
-
-
-def _others_revoked(now: Revoked) -> frozenset[IPv4Address]:
-    """The addresses to drop, which never include our own."""
-    return now.revoked_ips - (set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip})
+            return is_not_so(self.condition, lacks[0][0], "; ".join(message for _, message in lacks))
+        closed = "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
+        where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
+        belt = f"; {revoked} address(es) of revoked nodes are dropped" if revoked else ""
+        return is_so(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")
