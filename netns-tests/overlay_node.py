@@ -28,7 +28,7 @@ from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import held_tun, mend_device
-from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
@@ -64,7 +64,7 @@ async def main(settings: dict[str, object]) -> None:
     core = Path(str(settings["core"]))
     board = Board(Facts())
     give(board, overlay_spec=spec, easytier_may_start=True)
-    overlay = OverlayReconciler(
+    overlay = OverlayKeeper(
         board=board,
         binary=lambda: EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"])),
         config=config,

@@ -1,4 +1,4 @@
-"""An overlay reconciler with everything around it faked, and its fixtures."""
+"""The keeper of the overlay with everything around it faked, and its fixtures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError, Table
-from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Identity
@@ -156,11 +156,11 @@ class World:
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.overlay = self.daemon(self.process, self.conditions)
 
-    def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayReconciler:
+    def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayKeeper:
         """A daemon, which may start EasyTier and has a specification for it. ``board`` is its board."""
         self.board = Board(Facts())
         give(self.board, overlay_spec=SPEC, easytier_may_start=True)
-        return OverlayReconciler(
+        return OverlayKeeper(
             board=self.board,
             binary=self.binary,
             config=self.config,

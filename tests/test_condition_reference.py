@@ -31,8 +31,8 @@ _MADE_IN = {
 }
 # Where a reason is not written out: it is an error's, or of a file above; tests see each that is set (`conftest.py`).
 _BY_OTHERS = {
-    "overlay/reconciler.py: reason",
-    "overlay/reconciler.py: *problem",
+    "overlay/overlay_keeper.py: reason",
+    "overlay/overlay_keeper.py: *problem",
     "ray_cluster/ray_reconciler.py: reason",
     "ray_cluster/drift.py: *verdict",
     "roles/exposure.py: failed[0][0].condition_reason",

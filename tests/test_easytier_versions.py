@@ -28,7 +28,7 @@ from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.mend import held_tun, mend_device
-from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.status import peers
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
@@ -59,7 +59,7 @@ class NoPrivateHosts(PrivateHosts):
 class Node:
     """A daemon's overlay part, and the stand-in that it starts."""
 
-    overlay: OverlayReconciler
+    overlay: OverlayKeeper
     board: Board[Facts]
     conditions: ConditionSet
     process: SupervisedProcess
@@ -127,7 +127,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
         board = Board(Facts())
         give(board, overlay_spec=spec, easytier_may_start=True)
-        overlay = OverlayReconciler(
+        overlay = OverlayKeeper(
             board=board,
             binary=lambda: binary,
             config=OverlayConfig(),

@@ -30,8 +30,8 @@ from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
+from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.path_watch import PathWatch, Way
-from edgelink.overlay.reconciler import OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.table_keeper import TableKeeper
@@ -94,7 +94,7 @@ class OverlayParts:
         self._congestion = machine.congestion(
             self.links, clock, config.overlay.device, is_wanted=config.host.tcp_congestion == "routes"
         )
-        self.overlay = OverlayReconciler(
+        self.overlay = OverlayKeeper(
             board=board,
             binary=self.binary,
             config=config.overlay,

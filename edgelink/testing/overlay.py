@@ -1,4 +1,4 @@
-"""Fakes of what the overlay reconcilers look at: the device and the process."""
+"""Fakes of what the parts of the overlay look at: the device and the process."""
 
 from __future__ import annotations
 

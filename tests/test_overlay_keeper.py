@@ -1,4 +1,4 @@
-"""The overlay reconciler: when it starts, adopts, replaces, restarts and leaves EasyTier alone."""
+"""The keeper of the overlay: when it starts, adopts, replaces, restarts and leaves EasyTier alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from edgelink.facts.board import Wish
 from edgelink.facts.part import Action, run_part
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
-from edgelink.overlay.ownership import Ownership
-from edgelink.overlay.reconciler import (
+from edgelink.overlay.overlay_keeper import (
     EasyTier,
     GiveUp,
     Inputs,
@@ -41,6 +40,7 @@ from edgelink.overlay.reconciler import (
     Replace,
     Start,
 )
+from edgelink.overlay.ownership import Ownership
 from edgelink.process.ports import Connection
 from edgelink.testing import eventually
 from edgelink.testing.facts import settle
@@ -506,10 +506,18 @@ async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
         task.cancel()
 
 
-async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:
+async def test_what_the_kernel_tells_of_the_device_is_looked_at_at_once(world: World) -> None:
+    """No poll is needed, and nobody else has to say so."""
+    await world.up()
+    world.links.state = DOWN
+    assert world.overlay.wakeup.is_set
+    await settle(world.overlay, world.board, world.conditions, world.clock)
+    assert world.condition.reason == "DeviceDown"
+
+
+async def test_the_end_of_the_child_wakes_the_keeper(world: World) -> None:
     """run() turns the child's end into a wake-up, so that no poll is needed."""
     await world.up()
-    world.overlay.wakeup = type(world.overlay.wakeup)()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(world.overlay.run())
         world.process.end(-9)

@@ -10,6 +10,8 @@
                                                     └ ended, device or uplink lost: anew ┘
 
 An overlay that works is left alone: nothing here acts on a running EasyTier whose device is as it should be.
+
+Whenever somebody tells of a change, the part looks at process, device and uplink. What it does follows from that.
 """
 
 from __future__ import annotations
@@ -161,8 +163,8 @@ class GiveUp(Treat):
 Do = Look | Start | Treat
 
 
-class OverlayReconciler(Part[Inputs, Do]):
-    """Sets ``OverlayUp``; the only one that starts and stops EasyTier."""
+class OverlayKeeper(Part[Inputs, Do]):
+    """Sets ``OverlayUp``. Nobody else starts and stops EasyTier."""
 
     name: ClassVar[str] = "overlay"
     condition: ClassVar[str] = OVERLAY_UP.name
@@ -429,6 +431,7 @@ class OverlayReconciler(Part[Inputs, Do]):
     async def _repair(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
         assert easytier.confirmed is not None
         self._mends.note_end(served=True)
+        self.own = replace(self.own, mend_at_s=self._clock.monotonic_s() + self._mends.wait_s)
         try:
             await self._mend_device(self.own.held, spec, easytier.confirmed.mtu)
         except OSError as error:
@@ -439,8 +442,8 @@ class OverlayReconciler(Part[Inputs, Do]):
             return
         if left is None:
             _log.warning("overlay.mended", reason=reason, problem=problem)
-        wait_s = max(self._mends.wait_s, 0.0 if left is None else _FAULT_SETTLES_S)
-        self.own = replace(self.own, mend_at_s=self._clock.monotonic_s() + wait_s, changes=self.own.changes + 1)
+        again_s = self._clock.monotonic_s() + (0.0 if left is None else _FAULT_SETTLES_S)
+        self.own = replace(self.own, mend_at_s=max(self.own.mend_at_s, again_s), changes=self.own.changes + 1)
 
     async def _give_up(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
         was_confirmed = easytier.confirmed is not None
