@@ -56,7 +56,7 @@ class Wakeup:
 
 
 class Nudge(Wakeup):
-    """A wake-up of a part that is told of something that is no fact: it calls the part at once."""
+    """A wake-up that calls its owner at once, so that a part hears of something that is no fact."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()

@@ -350,19 +350,6 @@ async def test_a_wish_is_for_the_easytier_that_ran_then(world: World) -> None:
     assert (world.process.stops, len(world.process.started)) == (0, 2)
 
 
-async def test_without_permission_nothing_is_started_and_what_runs_goes_on(world: World) -> None:
-    """Another machine may be this node; the registry knows."""
-    world.given(easytier_may_start=False)
-    await world.look()
-    assert (world.condition.reason, world.process.started) == ("AsksRegistry", [])
-    world.given(easytier_may_start=True)
-    assert world.overlay.wakeup.is_set
-    await world.up()
-    world.given(easytier_may_start=False)
-    await world.look()
-    assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)
-
-
 @pytest.mark.parametrize("answers", [True, False])
 async def test_after_a_standstill_somebody_has_to_answer(world: World, *, answers: bool) -> None:
     """Its connections may have been cut without a trace; they are asked for at once."""

@@ -60,7 +60,10 @@ CONFIRMED_CONFIG: Final[Fact[str | None]] = Fact("confirmed_config")
 
 
 class Occasion(NamedTuple):
-    """What there is to look for. ``changes``: how often the part was told of something that is no fact."""
+    """What a look is for: another value calls for another look.
+
+    ``changes``: how often somebody has told of something that is no fact.
+    """
 
     spec: OverlaySpec
     wishes: tuple[Wish, ...]
@@ -132,7 +135,7 @@ class Start(Action):
 
 @dataclass(frozen=True)
 class Treat(Action):
-    """Do something about the EasyTier that runs, or ran."""
+    """A step about the EasyTier that runs or ran."""
 
     spec: OverlaySpec
     easytier: EasyTier
@@ -141,23 +144,23 @@ class Treat(Action):
 
 
 class NoteEnd(Treat):
-    """Forget one that has ended unasked."""
+    """Forget an EasyTier that has ended unasked."""
 
 
 class Replace(Treat):
-    """End it: a new one is wanted."""
+    """End EasyTier, because another configuration or a wish wants a new one."""
 
 
 class Redial(Treat):
-    """End it: the uplink that it uses is gone."""
+    """End EasyTier, because the uplink that it uses is gone."""
 
 
 class Repair(Treat):
-    """Put its device right while it goes on behind it. Where that does not help, give it up."""
+    """Put the device right while EasyTier goes on behind it. Where that does not help, end EasyTier."""
 
 
 class GiveUp(Treat):
-    """End it: it notices nothing of what has become of its device, and would go on without one for ever."""
+    """End EasyTier, which does not notice that its device is gone and would go on without one for ever."""
 
 
 Do = Look | Start | Treat
@@ -229,7 +232,7 @@ class OverlayKeeper(Part[Inputs, Do]):
                 self.look_again()
 
     def look_again(self) -> None:
-        """Something that is no fact has changed."""
+        """Look once more although no fact has changed."""
         self.own = replace(self.own, changes=self.own.changes + 1)
         self.wakeup.set()
 
@@ -373,7 +376,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             self._child_started.set()
 
     async def _collision(self, spec: OverlaySpec) -> str:
-        """A network that this machine came into while the overlay runs; what works is not cut for it."""
+        """Name a network of this machine that has the overlay's addresses. What works is not cut for it."""
         try:
             check_collision(spec.overlay_ip.network, await self._links.local_networks(spec.device))
         except OverlayAddressError as error:
@@ -400,7 +403,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         await self._congestion.keep(spec)
 
     async def _note_end(self, spec: OverlaySpec, easytier: EasyTier) -> None:
-        """Plan the next start of an EasyTier that ended unasked."""
+        """Say how EasyTier ended and set the moment of the next start."""
         pid, was_confirmed = easytier.identity.pid, easytier.confirmed is not None
         status = await self._process.wait()  # until its device and ports are free, too
         self._core.hide_secret(spec)
@@ -423,7 +426,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         )
 
     async def _end(self) -> None:
-        """End an EasyTier that did nothing wrong."""
+        """End an EasyTier that has done nothing wrong. The next one may start at once."""
         await self._process.stop()
         self._restarts.forgive()
         self._note_gone(has_failed=self.own.has_failed)
@@ -483,7 +486,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._down("Stopped", "the overlay was stopped")
 
     def _down(self, reason: str, message: str) -> None:
-        """Say it. The fact is on the board before the condition changes, whose readers look at it."""
+        """Say that the overlay is down. The fact comes first: who hears of the condition looks at it."""
         self._put_confirmed(self._confirmed_config)
         self._conditions.set_false(self.condition, reason, message)
 
@@ -498,7 +501,7 @@ class OverlayKeeper(Part[Inputs, Do]):
 
 
 def _why_outdated(easytier: EasyTier, occasion: Occasion) -> str:
-    """Why EasyTier is to be started anew although its device is fine."""
+    """Return why EasyTier is to be started anew although its device is fine. Empty: it is not."""
     if easytier.identity.config_hash != occasion.spec.config_hash:
         return "the configuration changed"
     wishes = zip(occasion.wishes, easytier.wishes, strict=True)
@@ -506,7 +509,7 @@ def _why_outdated(easytier: EasyTier, occasion: Occasion) -> str:
 
 
 def _due_s(own: Looked, easytier: EasyTier, problem: tuple[str, str] | None) -> float:
-    """When a fault is acted on, unless it passes."""
+    """Return when a fault is acted on unless it passes before. Infinite: there is none."""
     if problem is None:
         return own.mend_at_s if own.redial else math.inf
     if easytier.confirmed is None:

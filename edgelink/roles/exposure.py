@@ -71,7 +71,7 @@ class Drop(Action):
 
 @dataclass(frozen=True)
 class Keep(Action):
-    """Put the tables in place that are wanted. ``changes``: the changes that were told of before."""
+    """Put the tables in place that somebody wants. ``changes``: the changes that it makes up for."""
 
     changes: int
 
@@ -188,7 +188,7 @@ class Exposure(Part[Inputs, Drop | Keep]):
         )
 
     def _judged(self, own: Seen, revoked: int) -> Said:
-        """The tables are in place; is that all that is wanted?"""
+        """Judge what is open although the tables are in place."""
         lacks: list[tuple[str, str]] = []
         if self._ray is not None and self._config.firewall.rendezvous_ports == ():
             lacks.append(
