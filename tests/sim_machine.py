@@ -142,6 +142,7 @@ class Machine(ThisMachine):
     """One machine.
 
     Attributes:
+        hardware: the parts of it that can be read.
         history: which programs began and ended on it, in order: ``+easytier``, ``-easytier``.
         workers: of Ray, that somebody's run has here.
     """
@@ -162,6 +163,7 @@ class Machine(ThisMachine):
         settings.mkdir(parents=True)
         for name, value in _SYSCTLS.items():
             (settings / name).write_text(f"{value}\n")
+        self.hardware: tuple[str, ...] = (f"mac:{hashlib.md5(directory.name.encode()).hexdigest()}",)
         self.programs: dict[str, Running] = {}
         self.history: list[str] = []
         self.firewall: dict[str, str] = {}  # nftables' tables by name
@@ -273,7 +275,7 @@ class Machine(ThisMachine):
         return SilentWatch()
 
     async def parts(self, network_id: str) -> tuple[str, ...]:
-        return (f"mac:{hashlib.md5(self.directory.name.encode()).hexdigest()}",)
+        return self.hardware
 
     def easytier(self, configured: object) -> EasyTierBinary:
         return EasyTierBinary(self.core, self.directory / "easytier-cli", "2.6.4")

@@ -7,8 +7,9 @@ import json
 import pytest
 from session_world import Follower, Network, network, status  # noqa: F401
 
+from edgelink.registry.claims import Life, cloned
 from edgelink.registry.inbox import Inbox
-from edgelink.registry.payloads import MAX_TEXT, Role
+from edgelink.registry.payloads import MAX_TEXT, NodeStatus, Role
 from edgelink.registry.transport import Message
 
 
@@ -65,6 +66,27 @@ async def test_a_metered_node_has_three_of_its_keepalives_to_come_back(network: 
         assert key.node_id in client.statuses
         await follower.clock.advance(20)
         assert set(client.statuses) == {head_key.node_id}
+
+
+async def test_the_head_hears_two_voices_of_one_node(network: Network) -> None:
+    """Also while the registry is away: by the statuses alone. Restarts are none, nor is the end of an earlier life."""
+    key, _ = network.member("edge-1")
+    first, second = Life(), Life()
+
+    def say(life: Life, *, online: bool) -> None:
+        status = NodeStatus(node_id=key.node_id, online=online, instance=life.instance)
+        network.say(network.topics.status(key.node_id), status)
+
+    follower = Follower(network, *network.member("cloud", Role.HEAD))
+    async with follower.running() as client:
+        for life, online in ((first, True), (second, True), (first, False), (second, True)):
+            say(life, online=online)
+            await follower.clock.advance(0)
+        assert client.statuses[key.node_id].online
+        assert cloned(client.facts.alternations, 0.0) == []
+        say(first, online=True)
+        await follower.clock.advance(0)
+        assert cloned(client.facts.alternations, 0.0) == [key.node_id]
 
 
 GOOD_CONDITION = {

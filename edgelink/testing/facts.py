@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
@@ -48,13 +47,6 @@ async def settle(part: Part[Any, Any], board: Board[Facts], conditions: Conditio
         done = (now, decision.does)
         await part.act(decision.does)
     raise AssertionError(f"{part.name} does not come to rest: {decision.does}")
-
-
-async def keep_settled(part: Part[Any, Any], board: Board[Facts], conditions: ConditionSet, clock: Clock) -> NoReturn:
-    """Have a part plan and act for ever, by a clock that the test moves. Raises what the part says ends the daemon."""
-    while True:
-        await settle(part, board, conditions, clock)
-        await asyncio.sleep(0.001)
 
 
 class GivenBoard(Board[Facts]):
