@@ -38,6 +38,7 @@ _BY_OTHERS = {
     "roles/exposure.py: failed[0][0].condition_reason",
     "roles/exposure.py: lacks[0][0]",
     "roles/ride_through.py: reason",
+    "roles/admission.py: answer.reason",
     "roles/peers.py: found.reason",
 }
 

@@ -84,19 +84,30 @@ class Claimed:
     def after(self, answer: Answer | RegistryError, session: int, at_s: float) -> Claimed:
         """Return what holds once this answer has come."""
         heard = replace(self, answer=answer, session=session, at_s=at_s)
+        heard = replace(heard, word=word_of(heard))
         if isinstance(answer, Verdict) and answer.outcome == "refused":
-            return replace(heard, was_refused=True, word=failed(LEASED, refusal(answer)))
+            return replace(heard, was_refused=True)
         if isinstance(answer, Verdict) and answer.outcome == "wait":
-            waits = is_not_so(LEASED, answer.reason or "OtherMachine", answer.message)
-            return replace(heard, admission=replace(self.admission, is_doubted=True), word=waits)
+            return replace(heard, admission=replace(self.admission, is_doubted=True))
         if not heard.goes_on:
-            return replace(heard, word=_REFUSED_BEFORE)
+            return heard
         is_accepted = isinstance(answer, Verdict)
         admission = Admission(may_start=True, is_accepted=is_accepted or self.admission.is_accepted, settled_in=session)
-        word = self.word if self.word is not None and self.word.status is Status.TRUE else None
-        if isinstance(answer, Verdict) and answer.reason:
-            word = is_so(LEASED, answer.reason, answer.message)
-        return replace(heard, admission=admission, was_refused=self.was_refused and not is_accepted, word=word)
+        return replace(heard, admission=admission, was_refused=self.was_refused and not is_accepted)
+
+
+def word_of(heard: Claimed) -> Said | None:
+    """What ``Leased`` has to say once this answer has come; ``heard.word`` is what it had to say before."""
+    answer, before = heard.answer, heard.word
+    if isinstance(answer, Verdict) and answer.outcome == "refused":
+        return failed(LEASED, refusal(answer))
+    if isinstance(answer, Verdict) and answer.outcome == "wait":
+        return is_not_so(LEASED, answer.reason or "OtherMachine", answer.message)
+    if not heard.goes_on:
+        return _REFUSED_BEFORE
+    if isinstance(answer, Verdict) and answer.reason:
+        return is_so(LEASED, answer.reason, answer.message)
+    return before if before is not None and before.status is Status.TRUE else None
 
 
 def refusal(answer: Verdict) -> ClonedNodeError:
