@@ -50,6 +50,23 @@ def test_a_day_takes_no_time() -> None:
     assert on_loop(main()) == 86400
 
 
+def test_the_least_of_time_passes_as_well() -> None:
+    """Several wait in turn for what the rounding of a sum has left of their time: they are not there for ever."""
+
+    async def waits(place: int, until_s: float) -> None:
+        for _ in range(place):
+            await asyncio.sleep(0)
+        while (left_s := until_s - LoopClock().monotonic_s()) > 0:
+            await LoopClock().sleep(left_s)
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await LoopClock().sleep(82.65)
+        await asyncio.gather(*(waits(place, 82.65 + 3e-12) for place in range(3)))
+
+    on_loop(main())
+
+
 def test_tasks_that_are_ready_together_run_in_an_order_that_the_seed_draws() -> None:
     async def main() -> list[int]:
         order: list[int] = []

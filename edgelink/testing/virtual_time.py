@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -120,6 +121,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         self._turns += 1
+        self._clock_resolution = math.ulp(self._now_s)  # whoever has the least of time left waits for it
         if self._turns > _MOST_TURNS:
             self._turns = 0
             raise AssertionError(f"tasks wake each other for ever at {self._now_s:g} s")
