@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +32,30 @@ import aiohttp
 from in_memory import IN_MEMORY
 from sim_machine import Machine, World, here
 
-from edgelink import __version__
 from edgelink.conditions import Condition, Status
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts, contradictions
-from edgelink.registry.enrol import exchange
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership, put_membership
-from edgelink.registry.payloads import PLAIN_USERNAME, EnrolRequest, Role
-from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
-from edgelink.registry.tls import client_context
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Role
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.token import Token
-from edgelink.registry.transport import Login
+from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
 from edgelink.roles.edge import Edge
+from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.head import Head
+from edgelink.roles.join import join
 from edgelink.roles.node import Node
+from edgelink.roles.relay_addresses import relay_addresses
 from edgelink.testing.virtual_time import LoopClock, VirtualLoop, run
 
-RELAY_ADDRESS = "203.0.113.5"
+RELAY_ADDRESS, SECOND_ADDRESS = "203.0.113.5", "203.0.113.6"
 BROKER_PORT = 8883
 _LOOK_S = 0.05
 _READY_S = 60.0  # from the start of all daemons, or the end of what is wrong
 
-Daemon = Relay | Node
+Daemon = Relay | AdditionalRelay | Node
 Story = Callable[["Sim"], Coroutine[Any, Any, None]]
 
 
@@ -129,30 +129,25 @@ class Sim:
         await self.until(box.has("RegistryConnected"), within_s=5)
         return box
 
+    async def second_relay(self, relay: Box) -> Box:
+        """An additional relay of that relay's network, which has joined, and whose daemon does not run yet."""
+        box = self.box("relay-2", Role.RELAY, relay={"advertise": (SECOND_ADDRESS,), "stun_ports": ()})
+        addresses = relay_addresses(box.config, box.config.relay.advertise)
+        box.enrolment = replace(await self.invited(box.name, box.role, relay), relay=addresses)
+        await join(box.enrolment, box.config, box.paths, self.clock, box.machine)
+        return box
+
     async def join(self, name: str, role: Role, relay: Box, **config: Any) -> Box:
         """A machine that has joined, and whose daemon does not run yet."""
         box = self.box(name, role, **config)
-        service = relay.relay.registry
-        answer = await relay.asks("POST", "/tokens", role=role.value, ttl_s=3600, uses=1)
-        token = Token.parse(answer["token"])
-        private = box.paths.state
-        private.mkdir(mode=0o700)
-        key = NodeKey.load_or_create(box.paths.node_key)
-        wanted = EnrolRequest(
-            token_id=token.token_id,
-            verify_key=key.verify_key_b64,
-            hostname=name,
-            role=role,
-            edgelink_version=__version__,
-            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
-        )
-        assert service.is_connected
-        ca_pem = relay.relay.broker._keys.ca_pem
-        transport = box.machine.transport(client_context(ca_pem, token.network_id))
-        async with transport.connect(token.addresses[0], Login(token.broker_username, token.secret)) as session:
-            reply = await exchange(session, token, key.sign(Kind.ENROL_REQUEST, wanted), self.clock, 10)
-        put_membership(box.paths, Membership.from_reply(reply, token=token, key=key, ca_pem=ca_pem))
+        box.enrolment = await self.invited(name, role, relay)
+        await join(box.enrolment, box.config, box.paths, self.clock, box.machine)
         return box
+
+    async def invited(self, name: str, role: Role, relay: Box) -> Enrolment:
+        """What a machine of this name joins with, by a new token."""
+        answer = await relay.asks("POST", "/tokens", role=role.value, ttl_s=3600, uses=1)
+        return Enrolment(Token.parse(answer["token"]), name)
 
     async def network(self, *names: str) -> list[Box]:
         """A relay, a head and edges, all started at once."""
@@ -201,6 +196,7 @@ class Box:
     """One machine and the daemon on it.
 
     Attributes:
+        enrolment: how it becomes a member, if it is none when its daemon starts.
         history: the facts after each write of this life of the daemon.
     """
 
@@ -208,6 +204,7 @@ class Box:
         self.sim, self.name, self.role, self.machine = sim, name, role, machine
         self.paths = Paths(machine.directory / "s", machine.directory / "r")
         self.config = Config.model_validate(_config(machine, name) | config)
+        self.enrolment: Enrolment | None = None
         self.daemon: Daemon | None = None
         self.history: list[Facts] = []
         self._failure: Exception | None = None
@@ -263,9 +260,14 @@ class Box:
 
     def _made(self) -> Daemon:
         clock = self.sim.clock
-        if self.role is Role.RELAY:
+        if self.role is Role.RELAY and self.enrolment is None:
             return Relay(self.config, self.paths, clock, self.machine, None)
-        return (Head if self.role is Role.HEAD else Edge)(self.config, self.paths, clock, self.machine, None)
+        if self.role is Role.RELAY:
+            assert self.enrolment is not None
+            assert self.enrolment.relay is not None
+            addresses = self.enrolment.relay
+            return AdditionalRelay(self.config, self.paths, clock, self.machine, addresses, self.enrolment)
+        return (Head if self.role is Role.HEAD else Edge)(self.config, self.paths, clock, self.machine, self.enrolment)
 
     def _watch(self, board: Board[Facts]) -> None:
         put, self.history = board._put, []

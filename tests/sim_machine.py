@@ -25,7 +25,7 @@ from overlay_world import FakeCongestion, FakeFence, FakePrivateHosts
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.errors import ProcessStartError, RayClusterError
+from edgelink.errors import ProcessStartError, RayClusterError, RegistryUnavailableError
 from edgelink.files import Files, private_directory
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
@@ -171,6 +171,7 @@ class Machine(ThisMachine):
         self.waiting: list[Program] = []  # for a question of the daemon's
         self.memory = MemoryBroker({ADMIN: ADMIN_PASSWORD})  # its broker, where it has one
         self.memory.is_up = False
+        self.ca_pem = ""  # the network's certificate, where that broker is
         self.device = FakeLinks()
         world.machines.append(self)
 
@@ -323,6 +324,12 @@ class Machine(ThisMachine):
     def traffic(self, network: IPv4Network, easytier_pid: int | None) -> Traffic:
         return Traffic()
 
+    async def pinned_ca(self, host: str, port: int, ca_sha256: bytes, timeout_s: float) -> str:
+        broker = self.world.brokers.get(f"{host}:{port}")
+        if broker is None or not broker.is_up or self.is_cut:
+            raise RegistryUnavailableError(f"nobody answers at {host}:{port}")
+        return next(machine.ca_pem for machine in self.world.machines if machine.memory is broker)
+
     def transport(self, context: ssl.SSLContext) -> MqttTransport:
         return PlayedTransport(self, context)
 
@@ -418,6 +425,7 @@ class PlayedBroker(Broker):
         spec = ProcessSpec(BROKER, (), {}, self._paths.state, self._paths.logs / "mosquitto.log", "")
         await self._process.start(spec)
         memory.start()
+        self._machine.ca_pem = self._keys.ca_pem
 
 
 class PlayedTransport(MqttTransport):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from registry_world import DEFAULT_CIDR, World
@@ -330,10 +331,9 @@ async def test_a_request_says_when_it_was_made(relay: Relay, monkeypatch: pytest
         return relay.world.authority.enrol(request, token.token_id).reply
 
     broker = MemoryBroker()
-    monkeypatch.setattr(enrol, "fetch_pinned_ca", fetch)
     monkeypatch.setattr(enrol, "exchange", answer)
-    monkeypatch.setattr(enrol, "MqttTransport", lambda _: MemoryTransport({token.addresses[0]: broker}))
-    await request_membership(token, key, hostname="edge-1", role=None, clock=relay.world.clock)
+    machine = SimpleNamespace(pinned_ca=fetch, transport=lambda _: MemoryTransport({token.addresses[0]: broker}))
+    await request_membership(token, key, machine=machine, hostname="edge-1", role=None, clock=relay.world.clock)
     assert [request.asked_at for request in asked] == [relay.world.clock.now()]
 
 

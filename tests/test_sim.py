@@ -8,7 +8,8 @@ import random
 from sim import Box, Sim, all_ready, ready, story
 from sim_machine import BROKER, EASYTIER, ECHO, GCS, RAYLET, Machine
 
-from edgelink.errors import ExitCode
+from edgelink.conditions import Status
+from edgelink.errors import ExitCode, TokenError
 from edgelink.registry.payloads import Role
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.roles.admission import PATIENCE_S, ClonedNodeError
@@ -46,6 +47,44 @@ async def test_a_copy_of_a_node_starts_nothing(sim: Sim) -> None:
     assert failure.exit_code == ExitCode.CONFIG
     assert copy.machine.history == []
     await all_ready(sim, boxes)
+
+
+@story
+async def test_a_machine_joins_by_a_token_once_the_relay_answers(sim: Sim) -> None:
+    """By one of its own: the next machine is refused."""
+    relay = await sim.relay()
+    edge, other = sim.box("edge-1", Role.EDGE), sim.box("edge-2", Role.EDGE)
+    edge.enrolment = other.enrolment = await sim.invited("edge-1", Role.EDGE, relay)
+    await relay.stop()
+    edge.start()
+    await sim.until(edge.has("Leased", "RegistryUnavailable"), within_s=5)
+    await sim.passes(60)
+    assert edge.machine.history == []
+    relay.start()
+    await sim.until(lambda: edge.has("OverlayUp")() and edge.has("RegistryConnected")(), within_s=30)
+    assert edge.condition("Leased").message.startswith(f"edge-1 holds {edge.machine.overlay_ip}")
+    other.start()
+    assert isinstance(await other.ends(within_s=5), TokenError)
+    assert other.machine.history == []
+
+
+@story
+async def test_the_overlay_goes_on_by_another_relay(sim: Sim) -> None:
+    """The one with the registry is away, with its EasyTier: nobody is lost, and nothing is started anew."""
+    relay, *nodes = boxes = await ready(sim, "cloud", "edge-1")
+    second = await sim.second_relay(relay)
+    second.start()
+    await all_ready(sim, [*boxes, second])
+    assert second.facts.easytier_as_wanted
+    await sim.until(lambda: all("relay-2" in node.condition("RelaysReachable").message for node in nodes), within_s=60)
+    await relay.stop()
+    await sim.until(lambda: not any(node.has("RegistryConnected")() for node in [*nodes, second]), within_s=30)
+    await sim.passes(60)
+    for node in nodes:
+        assert node.condition("PeersReachable").status is Status.TRUE
+        assert of_overlay_and_ray(node) == ["+easytier", "+raylet"]
+    relay.start()
+    await all_ready(sim, [*boxes, second])
 
 
 @story

@@ -7,8 +7,10 @@ in the token has not signed. Asking again is harmless: the same node gets the sa
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Mapping
 from ipaddress import IPv4Address
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
@@ -37,17 +39,41 @@ from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
 from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, MqttTransport, Session
+from edgelink.registry.transport import Login, MqttTransport, Session, Transport
 from edgelink.timeouts import timeout
 
 CONNECT_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 2.0  # a request is lost when the bootstrap daemon restarts at that moment
 
 
+class Machine(Protocol):
+    """How this machine reaches a relay."""
+
+    async def pinned_ca(self, host: str, port: int, ca_sha256: bytes, timeout_s: float) -> str:
+        """See :func:`edgelink.registry.tls.fetch_pinned_ca`."""
+
+    def transport(self, context: ssl.SSLContext) -> Transport:
+        """Return what connects to a broker whose certificate ``context`` trusts."""
+
+
+class AnyMachine:
+    """One with a network."""
+
+    async def pinned_ca(self, host: str, port: int, ca_sha256: bytes, timeout_s: float) -> str:
+        return await fetch_pinned_ca(host, port, ca_sha256, timeout_s)
+
+    def transport(self, context: ssl.SSLContext) -> Transport:
+        return MqttTransport(context)
+
+
+ANY_MACHINE: Final[Machine] = AnyMachine()
+
+
 async def request_membership(
     token: Token,
     key: NodeKey,
     *,
+    machine: Machine = ANY_MACHINE,
     hostname: str,
     role: Role | None,
     labels: Mapping[str, str] | None = None,
@@ -88,8 +114,8 @@ async def request_membership(
     problems: list[RegistryError] = []
     for address in token.addresses:
         try:
-            ca_pem = await fetch_pinned_ca(*split_address(address), token.ca_sha256, CONNECT_TIMEOUT_S)
-            transport = MqttTransport(client_context(ca_pem, token.network_id))
+            ca_pem = await machine.pinned_ca(*split_address(address), token.ca_sha256, CONNECT_TIMEOUT_S)
+            transport = machine.transport(client_context(ca_pem, token.network_id))
             login = Login(token.broker_username, token.secret)
             async with transport.connect(address, login, timeout_s=CONNECT_TIMEOUT_S) as session:
                 reply = await exchange(session, token, request, clock, timeout_s)

@@ -105,7 +105,7 @@ class AdditionalRelay(Member):
             )
             return
         try:
-            await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+            await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock, self.machine)
         except EdgelinkError as error:
             log.warning("bootstrap.addresses_not_told", told=told.overlay_peers, error=str(error))
 

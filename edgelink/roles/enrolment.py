@@ -8,7 +8,7 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
 from edgelink.log import get_logger
-from edgelink.registry.enrol import request_membership
+from edgelink.registry.enrol import Machine, request_membership
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import RelayAddresses, Role
@@ -28,7 +28,13 @@ class Enrolment:
 
 
 async def enrol(
-    enrolment: Enrolment, role: Role | None, key: NodeKey, paths: Paths, config: Config, clock: Clock
+    enrolment: Enrolment,
+    role: Role | None,
+    key: NodeKey,
+    paths: Paths,
+    config: Config,
+    clock: Clock,
+    machine: Machine,
 ) -> Membership:
     """Ask the relay for this machine's lease and write it down before anything uses it.
 
@@ -45,6 +51,7 @@ async def enrol(
     membership = await request_membership(
         enrolment.token,
         key,
+        machine=machine,
         hostname=enrolment.hostname,
         role=role,
         labels=enrolment.labels,

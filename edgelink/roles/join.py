@@ -6,13 +6,16 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
 from edgelink.files import private_directory
+from edgelink.registry.enrol import ANY_MACHINE, Machine
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 from edgelink.roles.enrolment import Enrolment, enrol
 
 
-async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock) -> Lease:
+async def join(
+    enrolment: Enrolment, config: Config, paths: Paths, clock: Clock, machine: Machine = ANY_MACHINE
+) -> Lease:
     """Get this machine's lease and write it down; the same token again gives the same lease.
 
     Raises:
@@ -30,5 +33,5 @@ async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock)
             reason="OtherNetwork",
         )
     key = NodeKey.load_or_create(paths.node_key)
-    membership = await enrol(enrolment, None, key, paths, config, clock)
+    membership = await enrol(enrolment, None, key, paths, config, clock, machine)
     return membership.lease

@@ -261,7 +261,7 @@ class Member(Daemon):
                     reason="NotJoined",
                 )
             try:
-                await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+                await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock, self.machine)
                 self.store.reload()
             except EdgelinkError as error:
                 self.conditions.set_error("Leased", error)

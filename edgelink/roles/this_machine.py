@@ -32,6 +32,7 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
 from edgelink.registry.records import BrokerUser
+from edgelink.registry.tls import fetch_pinned_ca
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.machine import machine_parts
 
@@ -160,6 +161,10 @@ class ThisMachine:
     def traffic(self, network: IPv4Network, easytier_pid: int | None) -> Traffic:
         """Return what the kernel knows of the other nodes by their TCP connections."""
         return traffic.look(network, easytier_pid)
+
+    async def pinned_ca(self, host: str, port: int, ca_sha256: bytes, timeout_s: float) -> str:
+        """Return the network's certificate as the broker there presents it; see :func:`fetch_pinned_ca`."""
+        return await fetch_pinned_ca(host, port, ca_sha256, timeout_s)
 
     def transport(self, context: ssl.SSLContext) -> MqttTransport:
         """Return what connects to a broker whose certificate ``context`` trusts."""
