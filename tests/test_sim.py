@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 from sim import Box, Sim, all_ready, ready, story
 from sim_machine import BROKER, EASYTIER, ECHO, GCS, RAYLET, Machine
 
+from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import ExitCode, TokenError
+from edgelink.registry.client import STATUS_INTERVAL_S
 from edgelink.registry.payloads import Role
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.roles.admission import PATIENCE_S, ClonedNodeError
 from edgelink.roles.this_machine import ThisMachine
+from edgelink.testing.schema import deviations
 
 
 def test_no_daemon_of_a_simulation_touches_this_machine() -> None:
@@ -47,6 +51,47 @@ async def test_a_copy_of_a_node_starts_nothing(sim: Sim) -> None:
     assert failure.exit_code == ExitCode.CONFIG
     assert copy.machine.history == []
     await all_ready(sim, boxes)
+
+
+@story
+async def test_every_daemon_tells_how_it_is_on_its_socket(sim: Sim) -> None:
+    """What `edgelink status` and `edgelink nodes` show, through an edge's life."""
+    relay, head, edge = boxes = await sim.network("cloud", "edge-1")
+    await sim.passes(0.1)  # its socket is there by then
+    assert (await told(edge))["phase"] == "Starting"
+    await all_ready(sim, boxes)
+    await sim.passes(2 * STATUS_INTERVAL_S)  # a burst of changes becomes one message
+    for box in boxes:
+        found = await told(box)
+        assert (found["hostname"], found["phase"], found["impact"]) == (box.name, "Ready", None)
+    assert {path["hostname"] for path in (await told(relay))["paths"]} == {"cloud", "edge-1"}
+    assert await shown(head, "edge-1") == ("Ready", True, [])
+    assert (await told(head))["node_rank"] == 0
+    edge.machine.is_cut = True
+    await sim.until(lambda: not relay.relay.registry.statuses[edge.node_id].online, within_s=60)
+    found = await told(edge)
+    assert found["phase"] == "Degraded"
+    assert "traffic with the relay and the head" in found["impact"]["waits"]
+    phase, _, _ = await shown(head, "edge-1")
+    assert phase is None, "it is away"
+    edge.machine.is_cut = False
+    await all_ready(sim, boxes)
+    await sim.passes(2 * STATUS_INTERVAL_S)  # a burst of changes becomes one message
+    assert await shown(head, "edge-1") == ("Ready", True, [])
+
+
+async def told(box: Box) -> dict[str, Any]:
+    """What its daemon says of itself, as the reference describes it."""
+    found = await box.asks("GET", "/status") | await box.asks("GET", "/paths")
+    assert list(deviations(found, schema.Daemon)) == []
+    return found
+
+
+async def shown(head: Box, hostname: str) -> tuple[str | None, bool, list[str]]:
+    """Phase, readiness and what is wrong of a node, as the head has them."""
+    (row,) = (row for row in (await head.asks("GET", "/nodes"))["nodes"] if row["hostname"] == hostname)
+    assert list(deviations(row, schema.Node)) == []
+    return row["phase"], row["ready"], row["wrong"]
 
 
 @story
