@@ -5,239 +5,184 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-import pytest
-from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, member
+from sim import Box, Sim, all_ready, ready, story
+from sim_machine import GCS, RAYLET
 
 from edgelink.api.server import Caller
-from edgelink.errors import DeadlineError, UsageError
-from edgelink.ray_cluster.reconcilers import RayHeadReconciler
-from edgelink.ray_cluster.wishes import WishBook
-from edgelink.registry.payloads import DirectoryEntry, NodeStatus
-from edgelink.roles.cluster_ray import ClusterRay
-from edgelink.roles.run_lock import RunInProgressError
-from edgelink.roles.runs import RayStoppedError
-from edgelink.testing import FakeClock, eventually
+from edgelink.errors import ExitCode
+from edgelink.roles.cluster_ray import at_the_end
+from edgelink.roles.head import Head
+from edgelink.roles.readiness import NodeReadiness
+from edgelink.roles.runs import Runs
 
 
-class HeadRay(Ray):
-    """The head's Ray, as far as these verbs see it."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.wishes = WishBook(directory / "wishes.json")
-        self.is_running = True
-        self.left_alive: list[str] | None = None
-
-    @property
-    def record(self) -> object | None:
-        return object() if self.is_running else None
-
-    @property
-    def is_wanted(self) -> bool:  # type: ignore[override]
-        return self.wishes.wishes.ray_wanted
-
-    @property
-    def ray(self) -> HeadRay:
-        return self
-
-    @property
-    def node(self) -> HeadRay:
-        return self
-
-
-class World:
-    """A head with two edges, all alive in Ray."""
-
-    def __init__(self, directory: Path) -> None:
-        self.head = Head(directory)
-        self.ray = HeadRay(directory)
-        self.head.use(self.ray)
-        self.head.node.key.node_id = CLOUD.node_id
-        self.verbs = ClusterRay(self.head.node, self.head.runs, cast(RayHeadReconciler, self.ray))
-        self.head.enrol(CLOUD, EDGE_1, EDGE_2)
-        for entry in (CLOUD, EDGE_1, EDGE_2):
-            self.set_online(entry, online=True)
-        self.show("a", CLOUD, EDGE_1, EDGE_2)
-
-    def set_online(self, entry: DirectoryEntry, *, online: bool) -> None:
-        self.head.registry.statuses[entry.node_id] = NodeStatus(node_id=entry.node_id, online=online)
-
-    def show(self, life: str, *entries: DirectoryEntry, **others: DirectoryEntry) -> None:
-        """Ray lists ``entries`` as alive in this life of theirs; ``others`` by their life."""
-        rows = [(life, entry) for entry in entries] + list(others.items())
-        listed = [member(str(entry.overlay_ip), entry.preferred_rank or 0) for _, entry in rows]
-        self.head.runs.ray_members_changed(
-            [
-                type(row)(f"{row.node_id}-{life}", row.ip, row.rank, row.alive, row.hostname)
-                for row, (life, _) in zip(listed, rows, strict=True)
-            ]
-        )
-
-    def restarts(self) -> dict[str, int]:
-        return dict(self.ray.wishes.wishes.ray_restarts)
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """With a clock that goes by itself."""
-    world = World(tmp_path)
-
-    async def tick() -> None:
-        while True:
-            await cast(FakeClock, world.head.node.clock).advance(0.25)
-
-    ticking = asyncio.ensure_future(tick())
-    yield world
-    ticking.cancel()
-
-
-async def play(events: AsyncIterator[dict[str, Any]], *acts: Callable[[], object]) -> list[dict[str, Any]]:
-    """All events; before each one after the first, the next of ``acts`` happens."""
-    left, seen = list(acts), []
-    async with asyncio.timeout(20), aclosing(cast(Any, events)):
-        async for event in events:
-            seen.append(event)
-            if left:
-                left.pop(0)()
-    assert left == []
-    return seen
+def raylets(*boxes: Box) -> list[int]:
+    """How many began on each."""
+    return [box.machine.history.count(f"+{RAYLET}") for box in boxes]
 
 
 def waited_for(event: dict[str, Any]) -> list[str]:
     return [node["hostname"] for node in event["nodes"] if not node["ready"]]
 
 
-async def test_a_restart_of_one_node_waits_for_its_new_ray(world: World) -> None:
-    """Its counter goes up, nobody else's; a Ray that was there before does not count as new."""
-    events = await play(
-        world.verbs.restart(ROOT, {"node": "edge-1"}),
-        lambda: world.show("a", CLOUD, EDGE_2),
-        lambda: world.show("a", CLOUD, EDGE_2, b=EDGE_1),
-    )
-    assert world.restarts() == {EDGE_1.node_id: 1}
-    assert [waited_for(event) for event in events[:-1]] == [["edge-1"], ["edge-1"], []]
-    assert events[0]["nodes"][0]["message"] == "its former Ray is still there"
-    assert events[-1] == {"event": "done", "absent": []}
-    assert world.head.runs.lock.holder is None
+async def waits(head: Box, path: str, **body: Any) -> tuple[list[list[str]], dict[str, Any]]:
+    """Who was waited for, one change after the other, and the last word."""
+    *events, last = await head.told("POST", path, **body)
+    found = [waited_for(event) for event in events]
+    return [names for number, names in enumerate(found) if number == 0 or names != found[number - 1]], last
 
 
-@pytest.mark.parametrize("name", [None, "cloud"])
-async def test_a_restart_of_the_head_is_everybodys(world: World, name: str | None) -> None:
-    """The head's counter alone goes up, because the edges follow; who is offline is named, not waited for."""
-    world.set_online(EDGE_2, online=False)
-    world.show("a", CLOUD, EDGE_1)
-    events = await play(
-        world.verbs.restart(ROOT, {"node": name}),
-        lambda: world.show("b", CLOUD),
-        lambda: world.show("b", CLOUD, EDGE_1),
-    )
-    assert world.restarts() == {CLOUD.node_id: 1}
-    assert [waited_for(event) for event in events[:-1]] == [["cloud", "edge-1"], ["edge-1"], []]
-    assert events[-1] == {"event": "done", "absent": ["edge-2"]}
-
-
-async def test_a_restart_that_does_not_come_ends_with_who_is_missing(world: World) -> None:
-    """75 at the deadline; the wish stays."""
-    with pytest.raises(DeadlineError, match="edge-1 at RayJoined"):
-        await play(world.verbs.restart(ROOT, {"node": EDGE_1.node_id, "timeout_s": 2}))
-    assert world.restarts() == {EDGE_1.node_id: 1}
-
-
-async def test_an_unknown_node_is_refused_with_the_known_ones(world: World) -> None:
-    """A slip of the fingers restarts nobody."""
-    with pytest.raises(UsageError, match="cloud, edge-1, edge-2"):
-        await play(world.verbs.restart(ROOT, {"node": "edge-3"}))
-    assert world.restarts() == {}
+def runs_of(head: Box) -> Runs:
+    assert isinstance(head.daemon, Head)
+    return head.daemon._runs
 
 
 @contextmanager
-def process() -> Iterator[subprocess.Popen[bytes]]:
+def running(head: Box) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in progress: the process whose run it is."""
     with subprocess.Popen(["sleep", "1000"]) as child:
-        yield child
-        child.kill()
+        try:
+            with runs_of(head).lock.held_by(Caller(child.pid, os.geteuid(), os.getegid())):
+                yield child
+        finally:
+            child.kill()
 
 
-async def test_a_run_in_progress_is_named_and_not_disturbed(world: World) -> None:
+@story
+async def test_a_restart_of_one_node_waits_for_its_new_ray(sim: Sim) -> None:
+    """Nobody else's is touched; a Ray that was there before does not count as new."""
+    _, *nodes = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    first, *events, done = await nodes[0].told("POST", "/restart-ray", node="edge-1")
+    assert first["nodes"][0]["message"] == "its former Ray is still there"
+    assert [waited_for(event) for event in (first, *events)] == [["edge-1"]] * len(events) + [[]]
+    assert done == {"event": "done", "absent": []}
+    await all_ready(sim, boxes)
+    assert raylets(*nodes) == [1, 2, 1]
+    assert runs_of(nodes[0]).lock.holder is None
+
+
+@story
+async def test_a_restart_of_the_head_is_everybodys(sim: Sim) -> None:
+    """The edges follow; who is offline is named, not waited for."""
+    _, *nodes = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    head, _, away = nodes
+    await away.stop()
+    await sim.until(head.has("NodesReady", "NodesMissing"), within_s=10)
+    for number, name in ((2, None), (3, "cloud")):
+        waited, done = await waits(head, "/restart-ray", node=name)
+        assert waited == [["cloud", "edge-1"], ["edge-1"], []]
+        assert done == {"event": "done", "absent": ["edge-2"]}
+        assert raylets(*nodes) == [number, number, 1]
+    away.start()
+    await all_ready(sim, boxes)
+
+
+@story
+async def test_a_restart_that_does_not_come_ends_with_who_is_missing(sim: Sim) -> None:
+    """75 at the deadline; the wish stays."""
+    _, *nodes = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    edge = nodes[1]
+    edge.machine.is_stopped = True
+    *_, refusal = await nodes[0].told("POST", "/restart-ray", node=edge.node_id, timeout_s=2)
+    assert "edge-1 at RayJoined" in refusal["error"]
+    assert refusal["exit_code"] == ExitCode.TRY_AGAIN
+    assert raylets(*nodes) == [1, 1, 1]
+    edge.machine.is_stopped = False
+    await sim.until(lambda: raylets(*nodes) == [1, 2, 1], within_s=30)
+    await all_ready(sim, boxes)
+
+
+@story
+async def test_an_unknown_node_is_refused_with_the_known_ones(sim: Sim) -> None:
+    """A slip of the fingers restarts nobody."""
+    _, *nodes = await ready(sim, "cloud", "edge-1", "edge-2")
+    (refusal,) = await nodes[0].told("POST", "/restart-ray", node="edge-3")
+    assert "cloud, edge-1, edge-2" in refusal["hint"]
+    await sim.passes(30)
+    assert raylets(*nodes) == [1, 1, 1]
+
+
+@story
+async def test_a_run_in_progress_is_named_and_not_disturbed(sim: Sim) -> None:
     """Unless it is meant: --force."""
-    with process() as other, world.head.runs.lock.held_by(Caller(other.pid, os.geteuid(), os.getegid())):
-        with pytest.raises(RunInProgressError, match=f"pid {other.pid}"):
-            await play(world.verbs.restart(ROOT, {"node": "edge-1"}))
-        assert world.restarts() == {}
-        await play(world.verbs.restart(ROOT, {"node": "edge-1", "force": True}), lambda: world.show("b", EDGE_1))
-    assert world.restarts() == {EDGE_1.node_id: 1}
+    _, *nodes = await ready(sim, "cloud", "edge-1")
+    with running(nodes[0]) as run:
+        (refusal,) = await nodes[0].told("POST", "/restart-ray", node="edge-1")
+        assert refusal["reason"] == "RunInProgress"
+        assert f"pid {run.pid}" in refusal["error"]
+        await sim.passes(30)
+        assert raylets(*nodes) == [1, 1]
+        assert (await nodes[0].asks("POST", "/restart-ray", node="edge-1", force=True))["event"] == "done"
+        assert raylets(*nodes) == [1, 2]
 
 
-async def test_stop_all_ends_the_edges_before_the_head(world: World) -> None:
-    """The caller sees who is left; the wish is on disk, and no run or single node brings Ray back."""
-
-    def head_ends() -> None:
-        world.ray.is_running = False
-        world.show("a")
-
-    events = await play(
-        world.verbs.stop(ROOT, {}),
-        lambda: world.show("a", CLOUD, EDGE_2),
-        lambda: world.show("a", CLOUD),
-        head_ends,
-    )
-    waited = [waited_for(event) for event in events[:-1]]
-    assert waited == [["cloud", "edge-1", "edge-2"], ["cloud", "edge-2"], ["cloud"], []]
-    assert events[-1] == {"event": "done", "absent": []}
-    assert WishBook(world.head.node.paths.state.parent / "wishes.json").wishes.ray_wanted is False
-    with pytest.raises(RayStoppedError):
-        await play(world.head.run())
-    with pytest.raises(RayStoppedError):
-        await play(world.verbs.restart(ROOT, {"node": "edge-1"}))
-    world.ray.is_running = True
-    await world.verbs.want(ROOT, {})
-    assert world.ray.is_wanted, "a head for one command brings it back by itself"
-    world.ray.wishes.want_ray(False)
-    await play(world.verbs.restart(ROOT, {}), lambda: world.show("b", CLOUD, EDGE_1, EDGE_2))
-    assert world.ray.is_wanted
+@story
+async def test_stop_all_ends_the_edges_before_the_head(sim: Sim) -> None:
+    """The wish is on disk, and no run or single node brings Ray back."""
+    _, *nodes = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    head = nodes[0]
+    stopping = asyncio.create_task(waits(head, "/stop-all"))
+    await sim.passes(1)
+    assert runs_of(head).lock.holder is not None, "no run begins meanwhile"
+    waited, done = await stopping
+    assert (waited[0], waited[-2:]) == (["cloud", "edge-1", "edge-2"], [["cloud"], []])
+    assert done == {"event": "done", "absent": []}
+    await head.kill()
+    head.start()
+    await sim.until(head.has("RayJoined", "RayStopped"), within_s=10)
+    for path, body in (("/run", {"cluster": None}), ("/restart-ray", {"node": "edge-1"})):
+        *_, refusal = await head.told("POST", path, **body)
+        assert refusal["reason"] == "RayStopped"
+    assert not any(node.machine.running(RAYLET) for node in nodes)
+    await head.asks("POST", "/want-ray")  # a head for one command brings it back by itself
+    await all_ready(sim, boxes)
+    await head.asks("POST", "/stop-all")
+    await head.asks("POST", "/restart-ray")
+    await all_ready(sim, boxes)
+    assert raylets(*nodes) == [3, 3, 3]
 
 
-async def test_who_ends_in_the_last_moment_is_not_missing(world: World) -> None:
+def test_who_ends_in_the_last_moment_is_not_missing() -> None:
     """The head ends its Ray as soon as the last edge has gone; whoever looks a moment later sees only that."""
+    ranks = (0, "10.10.0.2"), (1, "10.10.0.3")
+    cloud, edge = (NodeReadiness(rank, "name", ip, ready=False, step="", message="") for rank, ip in ranks)
+    assert at_the_end(cloud, None).ready
+    assert at_the_end(cloud, ["10.10.0.3"]).ready
+    assert at_the_end(edge, []).ready
+    assert at_the_end(edge, ["10.10.0.4"]).ready
+    assert at_the_end(edge, ["10.10.0.3"]) == at_the_end(edge, None) == edge, "it was there, or nobody knows"
 
-    def all_end() -> None:
-        world.ray.is_running, world.ray.left_alive = False, ["10.10.0.4"]
-        world.show("a")
 
-    events = await play(world.verbs.stop(ROOT, {}), all_end)
-    assert events[-1] == {"event": "done", "absent": ["edge-2"]}
-
-
-async def test_stop_all_tells_whose_daemon_was_away(world: World) -> None:
+@story
+async def test_stop_all_tells_whose_daemon_was_away(sim: Sim) -> None:
     """Its raylet goes on, and ends when its daemon is back."""
-    world.set_online(EDGE_1, online=False)
+    _, head, edge, _ = await ready(sim, "cloud", "edge-1", "edge-2")
+    await edge.kill()
+    await sim.until(lambda: not head.node.board.facts.online & {edge.node_id}, within_s=5)
+    *events, done = await head.told("POST", "/stop-all")
+    assert any("daemon does not answer" in node["message"] for event in events for node in event["nodes"])
+    assert done == {"event": "done", "absent": ["edge-1"]}
+    assert edge.machine.running(RAYLET)
+    edge.start()
+    await sim.until(lambda: not edge.machine.running(RAYLET), within_s=30)
 
-    def head_ends() -> None:
-        world.ray.is_running = False
-        world.show("a")
 
-    events = await play(world.verbs.stop(ROOT, {}), lambda: world.show("a", CLOUD, EDGE_1), head_ends)
-    assert "daemon does not answer" in events[1]["nodes"][1]["message"]
-    assert events[-1] == {"event": "done", "absent": ["edge-1"]}
-
-
-async def test_stop_all_ends_the_run_first(world: World) -> None:
+@story
+async def test_stop_all_ends_the_run_first(sim: Sim) -> None:
     """Its command gets SIGTERM, and nothing is stopped before it has gone."""
-    with process() as run:
-        lock = world.head.runs.lock
-        held = lock.held_by(Caller(run.pid, os.geteuid(), os.getegid()))
-        held.__enter__()
-        events = world.verbs.stop(ROOT, {})
-        assert str(run.pid) in (await anext(events))["message"]
-        stopping = asyncio.ensure_future(anext(events))
-        await eventually(lambda: run.poll() is not None)
-        assert world.ray.is_wanted
-        held.__exit__(None, None, None)
-        assert (await stopping)["event"] == "waiting"
-        assert not world.ray.is_wanted
-        assert lock.holder is not None, "no run begins meanwhile"
-        await events.aclose()
+    _, head, edge = await ready(sim, "cloud", "edge-1")
+    with running(head) as run:
+        stopping = asyncio.create_task(head.told("POST", "/stop-all"))
+        await sim.passes(1)
+        assert run.wait(20) < 0
+        await sim.passes(30)
+        assert head.machine.running(GCS)
+        assert edge.machine.running(RAYLET)
+    begun, *_, done = await stopping
+    assert str(run.pid) in begun["message"]
+    assert done == {"event": "done", "absent": []}
+    assert not head.machine.running(GCS)
