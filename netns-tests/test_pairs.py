@@ -9,13 +9,16 @@ killing the cores together, which their daemons start again at once.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import random
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -25,6 +28,7 @@ from pings import Pings
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.overlay.pair_heal import PROOF_S
 from edgelink.process import procfs
 
 SOAK = bool(os.environ.get("EDGELINK_SOAK"))
@@ -139,9 +143,20 @@ class Network:
                 return silent
             time.sleep(0.1)
 
-    def remedies(self, node: str) -> list[str]:
+    def remedies(self, node: str) -> list[dict[str, Any]]:
         """What this node's daemon has done for a pair."""
-        return [line for line in self.lab.daemon_log(node).read_text().splitlines() if "overlay.pair_healing" in line]
+        lines = self.lab.daemon_log(node).read_text().splitlines()
+        return [json.loads(line) for line in lines if "overlay.pair_healing" in line]
+
+    def restarted(self) -> set[str]:
+        """The nodes whose EasyTier was started anew for a pair."""
+        return {node for node in NODES if any(remedy["by"] == "restart" for remedy in self.remedies(node))}
+
+    def was_silent(self, node: str, remedy: dict[str, Any]) -> bool:
+        """Whether the pair that a remedy was for had no answer in the time of its proof, as seen from outside."""
+        at_s = datetime.fromisoformat(remedy["timestamp"]).timestamp()
+        answered_s = self.pings[node, remedy["node"]].answered_s()
+        return not any(at_s - PROOF_S < answer_s < at_s for answer_s in answered_s)
 
     def stop_pings(self) -> None:
         for pings in self.pings.values():
@@ -175,7 +190,8 @@ def test_after_a_cut_every_pair_answers_again_within_ten_seconds(network: Networ
             "nobody misses anybody",
             lambda others=others: all(network.condition(node, "PairsAlive") == "True" for node in others),
         )
-    assert network.pids(*NODES, RELAY) == was, "no EasyTier had to be restarted"
+    pids = network.pids(*NODES, RELAY)
+    assert {node for node, pid in pids.items() if pid != was[node]} == network.restarted(), "as the last remedy"
     if any(network.remedies(node) for node in NODES):
         told = [c for n in NODES for c in status_of(network.lab, n)["conditions"] if c["type"] == "PairsAlive"]
         assert any(c["reason"] == "Healed" and "closing a connection to the relay" in c["message"] for c in told), told
@@ -216,11 +232,17 @@ def test_behind_a_relay_by_udp_a_restart_heals_a_dead_pair(make_lab: MakeLab, tm
 
 
 def test_ordinary_cuts_of_one_edge_cost_the_others_nothing(network: Network) -> None:
-    """They close nothing and restart nothing."""
+    """They close nothing and restart nothing. On a busy machine a moment may be missed, and a pair really be dead."""
     was = network.pids(*NODES, RELAY)
+    harmless = 0
     for cut_s in [10.0 + 2.5 * n for n in range(20)] if SOAK else [10.0, 25.0]:
+        before = {node: network.remedies(node) for node in NODES}
         network.avoid("edge-1", cut_s)
         back_s = network.cut("edge-1", cut_s)
         assert network.dead_pairs(back_s, HEALED_S) == []
-        assert {node: network.remedies(node) for node in NODES} == {node: [] for node in NODES}
-    assert network.pids(*NODES, RELAY) == was
+        harmless += before == {node: network.remedies(node) for node in NODES}
+    for node in NODES:
+        assert all(network.was_silent(node, remedy) for remedy in network.remedies(node)), network.remedies(node)
+    assert harmless > 0
+    pids = network.pids(*NODES, RELAY)
+    assert {node for node, pid in pids.items() if pid != was[node]} == network.restarted()
