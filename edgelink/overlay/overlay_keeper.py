@@ -296,18 +296,26 @@ class OverlayKeeper(Part[Inputs, Do]):
                     await self._core.prepare(spec)  # what can fail or take its time, while the former one still serves
                     _log.info("overlay.replaced", reason=why)
                     self._down("Replacing", "EasyTier is restarted with its new configuration")
-                    await self._end()
+                    await self._process.stop()
+                    self._restarts.forgive()
                 case Redial(spec, _, why):
                     await self._core.prepare(spec)  # what cannot be started anew is not stopped
                     _log.warning("overlay.uplink_changed", why=why)
                     self._mends.note_end(served=True)
                     self._down("UplinkChanged", f"{why}; EasyTier is started anew, Ray goes on meanwhile")
-                    await self._end()
+                    await self._process.stop()
+                    self._restarts.forgive()
                 case Repair(spec, easytier, message, reason):
                     await self._repair(spec, easytier, reason, message)
                 case GiveUp(spec, easytier, message, reason):
                     await self._give_up(spec, easytier, reason, message)
         finally:
+            self.own = replace(
+                self.own,
+                easytier=None if self._process.identity is None else self.own.easytier,
+                start_at_s=self._restarts.due_s,
+                mend_at_s=max(self._mends.due_s, self.own.mend_at_s),
+            )
             self._put_confirmed(self._confirmed_config)
 
     async def _look(self, occasion: Occasion) -> None:
@@ -411,7 +419,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._process.adopt()  # forgets the record of the one that ended
         message = f"easytier-core (pid {pid}) ended" + ("" if status is None else f" with status {status}")
         self._restarts.note_end(served=was_confirmed)
-        self._note_gone(has_failed=not was_confirmed)
+        self.own = replace(self.own, has_failed=not was_confirmed)
         reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
         if was_confirmed:
             _log.warning("overlay.process_ended", pid=pid, status=status)
@@ -425,16 +433,9 @@ class OverlayKeeper(Part[Inputs, Do]):
             reason=reason,
         )
 
-    async def _end(self) -> None:
-        """End an EasyTier that has done nothing wrong. The next one may start at once."""
-        await self._process.stop()
-        self._restarts.forgive()
-        self._note_gone(has_failed=self.own.has_failed)
-
     async def _repair(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
         assert easytier.confirmed is not None
         self._mends.note_end(served=True)
-        self.own = replace(self.own, mend_at_s=self._clock.monotonic_s() + self._mends.wait_s)
         try:
             await self._mend_device(self.own.held, spec, easytier.confirmed.mtu)
         except OSError as error:
@@ -445,8 +446,8 @@ class OverlayKeeper(Part[Inputs, Do]):
             return
         if left is None:
             _log.warning("overlay.mended", reason=reason, problem=problem)
-        again_s = self._clock.monotonic_s() + (0.0 if left is None else _FAULT_SETTLES_S)
-        self.own = replace(self.own, mend_at_s=max(self.own.mend_at_s, again_s), changes=self.own.changes + 1)
+        mend_at_s = self._clock.monotonic_s() + (0.0 if left is None else _FAULT_SETTLES_S)
+        self.own = replace(self.own, mend_at_s=mend_at_s, changes=self.own.changes + 1)
 
     async def _give_up(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
         was_confirmed = easytier.confirmed is not None
@@ -456,17 +457,12 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._restarts.note_end(served=was_confirmed)
         await self._process.stop()
         self._core.hide_secret(spec)
-        self._note_gone(has_failed=not was_confirmed)
+        self.own = replace(self.own, has_failed=not was_confirmed)
         if not was_confirmed:
             raise InterfaceNotReadyError(
                 f"EasyTier ran for {_START_TIMEOUT_S:g} s, but {problem}; its last words: {self._core.last_words()}",
                 hint=f"its whole output is in {self._core.log_path}",
             )
-
-    def _note_gone(self, *, has_failed: bool) -> None:
-        at_s = self._clock.monotonic_s()
-        start_at_s, mend_at_s = at_s + self._restarts.wait_s, at_s + self._mends.wait_s
-        self.own = replace(self.own, easytier=None, start_at_s=start_at_s, mend_at_s=mend_at_s, has_failed=has_failed)
 
     async def stop(self) -> None:
         """End EasyTier, unless another daemon of this machine needs it. Idempotent.

@@ -30,6 +30,11 @@ class RestartPolicy:
         self._not_before_s = clock.monotonic_s()
 
     @property
+    def due_s(self) -> float:
+        """When the next start is due, on the monotonic clock."""
+        return self._not_before_s
+
+    @property
     def wait_s(self) -> float:
         """Seconds until the next start is due; 0 when it is."""
         return max(0.0, self._not_before_s - self._clock.monotonic_s())
