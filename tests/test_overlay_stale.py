@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -40,6 +41,16 @@ def test_a_black_hole_swallows_one_direction(last_data_recv_ms: int, unacked: in
     info = {"tcpi_last_data_recv": last_data_recv_ms, "tcpi_unacked": unacked, "tcpi_backoff": backoff}
     assert stale._is_black_hole(Answer(INET_DIAG_INFO=info)) is hole
     assert not stale._is_black_hole(Answer(INET_DIAG_INFO=None))
+
+
+def test_where_the_kernel_does_not_say_no_black_hole_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a node whose relay is silent could not say so."""
+
+    def refuse() -> NoReturn:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    monkeypatch.setattr(stale, "diag_socket", refuse)
+    assert stale.black_holes(os.getpid()) == []
 
 
 def test_the_kernel_says_what_a_connection_uses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,12 +16,13 @@ from overlay_world import SPEC
 from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
 from edgelink.facts.derive import board_of, derive_peers
+from edgelink.facts.part import run_part
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
 from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
-from edgelink.testing import FakeClock
+from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give, settle
 
 RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
@@ -35,7 +37,9 @@ class Network:
         self.rtt_ms = 1.5
         self.asked: list[tuple[float, IPv4Address, float]] = []  # when, whom, with which patience
         self.traffic = Traffic()
-        self.cause: Diagnosis | None = None
+        self.kernel_answers = asyncio.Event()  # of the connections that it knows
+        self.kernel_answers.set()
+        self.cause: Diagnosis | OSError | None = None
         self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
         self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"], self._told)
         self.board = board_of(Config())
@@ -66,10 +70,13 @@ class Network:
         return None
 
     async def _look(self) -> Traffic:
+        await self.kernel_answers.wait()
         return self.traffic
 
     async def _why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         self.causes_asked.append((self.clock.monotonic_s(), list(wanted)))
+        if isinstance(self.cause, OSError):
+            raise self.cause
         return self.cause
 
     async def settle(self) -> float:
@@ -406,6 +413,33 @@ async def test_the_cause_of_a_silence_is_asked_for_at_times_only() -> None:
     network.alive = set()
     await network.until("RelayUnreachable", 15)
     assert len(network.causes_asked) == 7
+
+
+async def test_the_others_are_asked_also_where_the_cause_is_not_found_out() -> None:
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.cause = OSError("no such protocol")
+    with pytest.raises(OSError, match="no such protocol"):
+        await network.until("NobodyAnswers", 10)
+    network.alive = {RELAY}
+    await network.clock.advance(1.0)
+    await network.settle()
+    assert network.reason == "Reachable"
+
+
+async def test_a_new_node_is_asked_before_its_silence_is_told() -> None:
+    """Also where something happens while the kernel is asked whom it has heard."""
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    give(network.board, targets=Targets({"cloud": OTHER}, {"relay": RELAY}))
+    network.kernel_answers.clear()
+    peers = network.peers
+    running = asyncio.create_task(run_part(peers, network.board, network.conditions, network.clock))
+    await eventually(lambda: peers.own.known["cloud"].overlay_ip == OTHER)
+    peers.ask_now()
+    await eventually(lambda: not peers.wakeup.is_set)
+    assert network.reason == "Reachable"
+    running.cancel()
 
 
 async def test_one_relay_of_several_is_enough() -> None:

@@ -54,9 +54,15 @@ def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
 
 
 def black_holes(pid: int) -> list[str]:
-    """Return the other ends to which an EasyTier's full packets do not get through, while theirs arrive here."""
-    with diag_socket() as diag:
-        return [_other_end(connection) for connection in _connections_of(pid, diag) if _is_black_hole(connection)]
+    """Return the other ends to which an EasyTier's full packets do not get through, while theirs arrive here.
+
+    None is known where the kernel does not say.
+    """
+    try:
+        with diag_socket() as diag:
+            return [_other_end(connection) for connection in _connections_of(pid, diag) if _is_black_hole(connection)]
+    except (OSError, NetlinkError):
+        return []
 
 
 class Controlled(NamedTuple):

@@ -161,10 +161,10 @@ class Seen:
         look: the last look. None: nobody is asked.
         looked_s: when that was, on the monotonic clock.
         due: who was due then, and is to be asked now.
-        status: what the condition said before the last question.
+        status: what the condition said before the last look or question.
         keen_until_s: until when a silent node is asked as often as on an uplink that is not metered.
         why: the likeliest cause of everybody's silence.
-        why_s: when that was found out in this silence. None: it was not.
+        why_s: when that was asked for last in this silence. None: it was not.
     """
 
     known: Mapping[str, Known] = field(default_factory=dict)
@@ -304,8 +304,11 @@ class Peers(Part[Inputs, Do]):
             case AskAll(names, own_ip):
                 await self._ask_all(names, own_ip)
             case FindCause(addresses):
-                why = await self._why_silent(addresses)
-                self.own = replace(self.own, why=why, why_s=self._clock.monotonic_s())
+                try:
+                    why = await self._why_silent(addresses)
+                    self.own = replace(self.own, why=why)
+                finally:  # who answers is to be asked although this fails
+                    self.own = replace(self.own, why_s=self._clock.monotonic_s())
             case Forget():
                 self._know(Seen())
 
@@ -320,7 +323,8 @@ class Peers(Part[Inputs, Do]):
         for name, before in own.known.items():
             if name in nodes and nodes[name].overlay_ip == before.overlay_ip:  # else it is somebody new
                 nodes[name] = before
-        self._know(replace(own, known=nodes, look=look))
+        status = self._conditions.get(self.condition).status
+        self._know(replace(own, known=nodes, look=look, status=status))
         if own.look is not None and own.look.doubts != look.doubts:
             self.ask_now()
         traffic = await self._look_at_traffic()
