@@ -340,6 +340,28 @@ async def test_a_wish_replaces_easytier_once(world: World, wish: str) -> None:
     assert (world.process.stops, len(world.process.started)) == (1, 2)
 
 
+async def test_an_easytier_that_ends_for_a_wish_is_not_said_to_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.up()
+    stop, may_end = world.process.stop, asyncio.Event()
+
+    async def stop_slowly() -> None:
+        await may_end.wait()
+        await stop()
+
+    monkeypatch.setattr(world.process, "stop", stop_slowly)
+    running = asyncio.create_task(run_part(world.overlay, world.board, world.conditions, world.clock))
+    world.given(restart_for_pair=WISH)
+    await eventually(lambda: world.condition.reason == "Replacing")
+    world.given(easytier_may_start=False)
+    await eventually(lambda: not world.overlay.wakeup.is_set)
+    assert world.condition.reason == "Replacing"
+    may_end.set()
+    await eventually(lambda: world.condition.reason == "AsksRegistry")
+    running.cancel()
+
+
 async def test_a_wish_is_for_the_easytier_that_ran_then(world: World) -> None:
     """One that was killed meanwhile is started anew anyway."""
     await world.up()

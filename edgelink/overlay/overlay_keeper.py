@@ -291,13 +291,8 @@ class OverlayKeeper(Part[Inputs, Do]):
                     await self._start(occasion)
                 case NoteEnd(spec, easytier):
                     await self._note_end(spec, easytier)
-                case Replace(spec, easytier, why):
-                    self.own = replace(self.own, easytier=easytier)
-                    await self._core.prepare(spec)  # what can fail or take its time, while the former one still serves
-                    _log.info("overlay.replaced", reason=why)
-                    self._down("Replacing", "EasyTier is restarted with its new configuration")
-                    await self._process.stop()
-                    self._restarts.forgive()
+                case Replace():
+                    await self._replace(action)
                 case Redial(spec, _, why):
                     await self._core.prepare(spec)  # what cannot be started anew is not stopped
                     _log.warning("overlay.uplink_changed", why=why)
@@ -405,6 +400,17 @@ class OverlayKeeper(Part[Inputs, Do]):
         easytier = EasyTier(identity, occasion.wishes, at_s + _START_TIMEOUT_S, is_adopted=False)
         self.own = replace(self.own, easytier=easytier, at_s=at_s, look_at_s=at_s + _LOOK_S, device=LinkState())
         self._child_started.set()
+
+    async def _replace(self, action: Replace) -> None:
+        try:
+            await self._core.prepare(action.spec)  # what can fail or take its time, while the former one still serves
+            _log.info("overlay.replaced", reason=action.why)
+            self._down("Replacing", "EasyTier is restarted with its new configuration")
+            await self._process.stop()
+            self._restarts.forgive()
+        except Exception:
+            self.own = replace(self.own, easytier=action.easytier)  # a wish is not tried again
+            raise
 
     async def _keep_routes(self, spec: OverlaySpec) -> None:
         await self._fence.keep(spec.overlay_ip.network)
