@@ -136,6 +136,7 @@ class World:
             "OVERLAY__DEVICE": DEVICE,
             "RAY__PYTHON": str(self.python),
             "RAY__ALLOW_ROOT": "true",
+            "RAY__TEMP_DIR": "/tmp/ray/own",
             "RAY__NUM_CPUS": "2",
             "RAY__NUM_GPUS": "0",
             "RAY__OBJECT_STORE_MEMORY": "100000000",

@@ -358,15 +358,18 @@ def full_disk(lab: Lab) -> Iterator[dict[str, str]]:
     """Of the directory that Ray is noted to use; another one than the running Ray's, which is not to be harmed."""
     note = lab.host_path(EDGE, Paths().ray_temp_dir)
     used = note.read_text()
-    with full(lab, "ray") as target:
+    with full(lab, "sessions") as target:
+        target.parent.chmod(0o700)  # as Ray's directory is
         note.write_text(f"{target}\n")
         yield {}
         note.write_text(used)
+        target.parent.chmod(0o755)
 
 
 FAULTS: dict[str, tuple[str, Fault]] = {
     "chmod 644 membership.json": ("secrets-private", mode(Paths().membership, 0o644)),
     "chmod 755 on the state directory": ("secrets-private", mode(Paths().state, 0o755)),
+    "chmod 755 on Ray's directory": ("ray-directory-private", mode(Path("/var/lib/edgelink-ray"), 0o755)),
     "a damaged membership": ("membership", damaged_membership),
     "a full runtime directory": ("state-disk", full_runtime_directory),
     "an edited configuration": ("daemon-current", edited_configuration),

@@ -42,6 +42,7 @@ RAYS_OWN = {20001, 20002}
 METRICS, EASYTIERS = 9747, 11010
 RENDEZVOUS = (29500, 45123)
 LOCAL_USER = Path(__file__).with_name("local_user.py")
+SESSION_THIEF = Path(__file__).with_name("session_thief.py")
 PAGE_VISITOR = Path(__file__).with_name("page_visitor.py")
 EVERYWHERE = {"GET /status", "GET /paths", "GET /peers", "POST /ping"}
 MAY_LOOK = {
@@ -393,6 +394,40 @@ def test_a_local_user_commands_nothing(road: Road) -> None:
         road.wait_ready(node)
         assert memory_mb(daemon.pid) - before_mb < MAX_GROWTH_MB, node
     assert heard == MAY_LOOK
+
+
+# Where its code comes from on the node with the address that is given.
+_WHOSE_CODE = """
+import sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(logging_level="error", log_to_driver=False, runtime_env={"working_dir": sys.argv[2]})
+@ray.remote(num_cpus=0)
+def who():
+    import policy_code
+    return policy_code.WHO
+(node,) = [node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[1] and node["Alive"]]
+print(ray.get(who.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, False)).remote(), timeout=60))
+"""
+
+
+def test_a_local_user_gets_nothing_of_rays_session(road: Road) -> None:
+    """An ordinary user on the head or an edge can neither look into Ray's session nor change it: sockets, code, the
+    directories above. The next job runs the trainer's code as before."""
+    lab, address = road.lab, str(road.wait_ready(EDGE)["overlay_ip"])
+    code = Path("/dev/shm/trainers-code")
+    lab.exec(CLOUD, ["mkdir", str(code)], check=True)
+    lab.exec(CLOUD, ["tee", f"{code}/policy_code.py"], stdin="WHO = 'the trainer'\n", capture=True, check=True)
+
+    def whose_code() -> str:
+        job = ["edgelink", "exec", "--", "python", "-c", _WHOSE_CODE, address, str(code)]
+        return lab.exec(CLOUD, job, capture=True, check=True, timeout_s=120, cwd=Path("/")).stdout
+
+    assert whose_code() == "the trainer\n"
+    for node in (CLOUD, EDGE):
+        sessions = lab.host_path(node, Paths().ray_temp_dir).read_text().strip()
+        argv = ["python", str(SESSION_THIEF), sessions, "65534"]
+        assert json.loads(lab.exec(node, argv, capture=True, check=True).stdout) == []
+    assert whose_code() == "the trainer\n"
 
 
 def memory_mb(pid: int) -> float:

@@ -400,6 +400,7 @@ def test_leaving_leaves_logs_and_configuration(road: Road) -> None:
     assert "edgelink registry release edge-1" in told
     assert leftovers(lab, "edge-1") == []
     assert {entry.name for entry in lab.host_path("edge-1", Paths().state).iterdir()} == {"logs"}
+    assert list(lab.host_path("edge-1", Path("/var/lib/edgelink-ray")).iterdir()) == []
     assert (lab.host_path("edge-1", Path("/etc/edgelink")) / "edgelink.yaml").exists()
     assert "EdgeLink" not in lab.exec("edge-1", hosts, capture=True, check=True).stdout
     if Path(rto).exists():

@@ -465,3 +465,29 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     for node in (EDGE, CLOUD):
         lab.stop(node)
         assert lab.pids(node) == set()
+
+
+@pytest.mark.long
+def test_root_without_its_override_starts_a_driver(enrolled: Lab) -> None:
+    """In a container without CAP_DAC_OVERRIDE root may not enter what is Ray's user's: the driver is that user's."""
+    lab = enrolled
+    configure(lab, CLOUD, ray={"user": "trainer", "allow_root": False})
+    add_users(lab, CLOUD)
+    shut_out = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "edgelink"]
+    daemon = lab.popen(CLOUD, [*shut_out, "head"], lab.node_directory(CLOUD) / "shut-out.log", cwd=Path("/"))
+    try:
+        wait_until("a head that serves", lambda: road(lab).status(CLOUD))
+        wait_for_condition(lab, CLOUD, "RayJoined", "AliveInRay")
+        ran = lab.exec(
+            CLOUD, [*shut_out, "exec", "--", "python", "-c", _WHO], capture=True, cwd=Path("/"), timeout_s=90
+        )
+        assert f"uids {TRAINER} {TRAINER}" in ran.stdout, ran.stdout + ran.stderr
+        assert "going on as trainer" in ran.stderr
+        alone = [*shut_out, "run", "--nodes", CLOUD, "--", "python", "-c", _WHO]
+        ran = lab.exec(CLOUD, alone, capture=True, cwd=Path("/"), timeout_s=90)
+        assert f"uids {TRAINER} {TRAINER}" in ran.stdout, ran.stdout + ran.stderr
+        assert run_as(lab, VISITOR, "ls", "/var/lib/edgelink-ray").returncode != 0
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+    assert lab.pids(CLOUD) == set()

@@ -226,9 +226,11 @@ class Machine:
         for name in ("node.sock", "bootstrap.sock"):  # made after the configuration
             os.utime(self.write(f"run/edgelink/{name}", ""), (4e9, 4e9))
         self.paths.state.mkdir(parents=True, mode=0o700)
+        (root / "var/lib/edgelink-ray").mkdir(mode=0o700)
         for path, content in (
             (self.paths.membership, _membership(Role.EDGE if role == "bootstrap" else Role(role))),
             (self.paths.node_key, "secret"),
+            (self.paths.ray_user, f"{os.geteuid()}\n"),
             (self.paths.processes / "ray.json", json.dumps({"raylet": {"pid": RAYLET}, "gcs": None})),
         ):
             path.parent.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 from edgelink.config import RayConfig
@@ -14,7 +15,7 @@ _SCRIPT = """#!/bin/sh
 # Until the last child is who it is to be, or has ended.
 become() {{ while exe=$(readlink /proc/$!/exe) && ! [ "$exe" -ef "$1" ]; do sleep 0.01; done; }}
 case "$1" in
--c) [ -n "$3" ] && {{ mkdir -p "$3"; exit; }}
+-c) [ -n "$3" ] && exec "{python}" -I -S "$@"
   cat "{directory}/versions" ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
@@ -93,7 +94,7 @@ class FakeRay:
         (directory / "cluster").write_text("one")
         self.install()
         self.python = directory / "python3"
-        self.python.write_text(_SCRIPT.format(directory=directory))
+        self.python.write_text(_SCRIPT.format(directory=directory, python=sys.executable))
         self.python.chmod(0o755)
         (directory / "shell").mkdir()
         shutil.copy(str(shutil.which("sh")), directory / "shell/raylet")

@@ -370,7 +370,7 @@ def _config(machine: Machine, name: str) -> dict[str, Any]:
         "hostname": name,
         "relay": {"advertise": (RELAY_ADDRESS,), "broker_port": BROKER_PORT, "stun_ports": ()},
         "overlay": {"easytier_core": machine.core},
-        "ray": {"python": machine.python, "allow_root": True},
+        "ray": {"python": machine.python, "allow_root": True, "temp_dir": machine.python.parent / "ray"},
         "host": {"hosts": "leave"},
         "web": {"listen": "off"},
         "metrics": {"listen": "nowhere"},

@@ -249,7 +249,7 @@ def test_easytiers_log_is_without_secrets(here: Node) -> None:
 def test_rays_logs_of_this_node(here: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By whatever name it is called; each file under its name; a worker's words are the user's own."""
     _, secrets = here
-    (tmp_path / "ray/session_latest/logs/gcs_server.out").write_text("gcs is up\n")
+    (tmp_path / "ray/sessions/session_latest/logs/gcs_server.out").write_text("gcs is up\n")
     monkeypatch.setattr(logs, "call", lambda *_: HEAD)
     for argv in (("--ray",), ("--ray", "cloud"), ("--ray", "0"), ("--ray", "10.10.0.2")):
         told = shown(*argv)
@@ -263,7 +263,7 @@ def test_files_are_followed_without_secrets(here: Node, monkeypatch: pytest.Monk
     """Also one that is yet to come; of several each line says whose it is."""
     paths, secrets = here
     easytier, raylet, gcs = paths.logs / "easytier.log", "raylet.out", "gcs_server.out"
-    ray = tmp_path / "ray/session_latest/logs"
+    ray = tmp_path / "ray/sessions/session_latest/logs"
 
     class Clock(SystemClock):
         looks = 0

@@ -59,7 +59,7 @@ def node(tmp_path: Path) -> tuple[Paths, dict[str, str]]:
     (paths.logs / "easytier.log").write_text(planted)
     (paths.state / "last-run.json").write_text(planted)
     (tmp_path / "edgelink.yaml").write_text(f"overlay: {{device: et0}}\nnetwork_secret: {secrets['network secret']}\n")
-    ray_logs = tmp_path / "ray" / "session_latest" / "logs"
+    ray_logs = tmp_path / "ray" / "sessions" / "session_latest" / "logs"
     ray_logs.mkdir(parents=True)
     (ray_logs / "raylet.out").write_text(planted)
     (ray_logs / "worker-1.out").write_text("the user's own words")
@@ -112,7 +112,7 @@ def test_only_files_of_rays_user_are_read_as_rays_logs(
     node: tuple[Paths, dict[str, str]], tmp_path: Path, is_noted: bool
 ) -> None:
     """The report is made by root; anybody may have put links, pipes and other people's files where Ray logs."""
-    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs = tmp_path / "ray" / "sessions" / "session_latest" / "logs"
     (tmp_path / "shadow").write_text("root:$6$hash")
     (logs / "raylet.err").symlink_to(tmp_path / "shadow")
     os.mkfifo(logs / "gcs_server.out")
@@ -126,8 +126,8 @@ def test_only_files_of_rays_user_are_read_as_rays_logs(
 
 def test_a_file_in_place_of_rays_session_is_no_harm(node: tuple[Paths, dict[str, str]], tmp_path: Path) -> None:
     """Then there are no logs of Ray, and everything else."""
-    (tmp_path / "ray2").mkdir()
-    (tmp_path / "ray2" / "session_latest").write_text("no directory")
+    (tmp_path / "ray2" / "sessions").mkdir(parents=True)
+    (tmp_path / "ray2" / "sessions" / "session_latest").write_text("no directory")
     assert "about.json" in collect(node[0], timedelta(hours=1), NOW, ray_temp=tmp_path / "ray2")
 
 

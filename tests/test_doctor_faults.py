@@ -39,6 +39,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 MIB = 1 << 20
 FULL = Space(2 * MIB, 0, 900, is_read_only=False)
 STRANGER = 999
+SESSIONS = "var/lib/edgelink-ray/sessions"
 UNKNOWN = "no-such-name.invalid"
 Plant = Callable[[Machine], object]
 
@@ -88,6 +89,10 @@ def probes(**values: object) -> Plant:
     return plant
 
 
+def mode(name: str, bits: int) -> Plant:
+    return lambda machine: (machine.root / name).chmod(bits)
+
+
 def sysctl(name: str, value: object) -> Plant:
     return lambda machine: machine.write(f"proc/sys/{name}", f"{value}\n")
 
@@ -111,8 +116,8 @@ def another_cluster(machine: Machine) -> None:
 
 def heads_directory_is_full(machine: Machine) -> None:
     """Which an edge's Ray uses, whatever is configured here."""
-    machine.paths.ray_temp_dir.write_text("/mnt/heads\n")
-    machine.probes.spaces = {"mnt/heads": Space(100 * GIB, GIB, 9, False)}
+    machine.paths.ray_temp_dir.write_text("/mnt/heads/sessions\n")
+    machine.probes.spaces = {"mnt/heads/sessions": Space(100 * GIB, GIB, 9, False)}
 
 
 def much_memory(machine: Machine) -> None:
@@ -245,9 +250,22 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("shared-memory", "failed", "--shm-size", probes(spaces={"dev/shm": Space(64 * MIB, 64 * MIB, 9, False)})),
     ("shared-memory", "limited", "1024 MiB", probes(spaces={"dev/shm": Space(512 * MIB, MIB, 9, False)})),
     ("shared-memory", "limited", "object store takes 9537 MiB", much_memory),
-    ("ray-disk", "failed", "95 % full", probes(spaces={"tmp/ray": Space(100 * GIB, 4 * GIB, 9, False)})),
-    ("ray-disk", "limited", "7%", probes(spaces={"tmp/ray": Space(100 * GIB, 7 * GIB, 9, False)})),
-    ("ray-disk", "failed", "old /mnt/heads/session_*", heads_directory_is_full),
+    (
+        "ray-disk",
+        "failed",
+        "95 % full",
+        probes(spaces={SESSIONS: Space(100 * GIB, 4 * GIB, 9, False)}),
+    ),
+    (
+        "ray-disk",
+        "limited",
+        "7%",
+        probes(spaces={SESSIONS: Space(100 * GIB, 7 * GIB, 9, False)}),
+    ),
+    ("ray-disk", "failed", "old /mnt/heads/sessions/session_*", heads_directory_is_full),
+    ("ray-directory-private", "failed", "open to other users (mode 0755)", mode("var/lib/edgelink-ray", 0o755)),
+    ("ray-directory-private", "failed", "other users can write to", mode("var/lib", 0o777)),
+    ("ray-directory-private", "limited", "restart-ray --all", lambda m: m.paths.ray_temp_dir.write_text("/tmp/ray\n")),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
     ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),
     ("ray-environment", "limited", "RAY_ADDRESS", environ(RAY_ADDRESS="192.0.2.7:6379")),
@@ -521,7 +539,7 @@ def test_a_directory_in_somebodys_private_one_is_for_root_to_judge(edge: Machine
     """It may be a disk of its own, whatever can be seen from outside."""
     edge.config["ray"]["temp_dir"] = "/home/bob/ray"
     denied = PermissionError(13, "Permission denied")
-    edge.probes.spaces = {"home/bob/ray": denied, "var/lib/edgelink": denied}
+    edge.probes.spaces = {"home/bob/ray/sessions": denied, "var/lib/edgelink": denied}
     found = edge.findings()[check]
     assert (found.verdict, "root" in found.message) == (Verdict.SKIPPED, True)
     assert edge.wrong() == {}

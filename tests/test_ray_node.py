@@ -210,8 +210,8 @@ async def test_what_others_put_in_place_of_the_note_is_left(tmp_path: Path, node
 
 async def test_note_of_a_dead_cluster_is_removed(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """Ray's own note of our address goes with our Ray, somebody else's stays."""
-    note = tmp_path / "ray/ray_current_cluster"
-    note.parent.mkdir()
+    note = tmp_path / "ray/sessions/ray_current_cluster"
+    note.parent.mkdir(parents=True)
     note.write_text("10.10.0.2:6379")
     await node.start(launch(fake), begun)
     assert not note.exists()

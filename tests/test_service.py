@@ -161,12 +161,12 @@ def test_children_of_the_unit_itself_are_not_in_a_sandbox() -> None:
 
 
 def test_a_configuration_elsewhere_is_named_and_rays_directory_is_kept() -> None:
-    """`--config` goes into the unit; what tidies /tmp up leaves Ray's own directory alone."""
+    """`--config` goes into the unit; what tidies /tmp up leaves Ray's own directory alone, and an older EdgeLink's."""
     config = Config.model_validate({"ray": {"temp_dir": "/data/ray"}})
     unit, *_, tmpfiles = files_for("edge", PROGRAM, config, Path("/srv/my robots/edge$1.yaml"))
     assert 'ExecStart=/opt/edgelink/bin/edgelink edge --config "/srv/my robots/edge$$1.yaml"' in unit.text
     assert tmpfiles.path == TMPFILES
-    assert tmpfiles.text.endswith("\nx /data/ray\n")
+    assert tmpfiles.text.endswith("\nx /tmp/ray\nx /data/ray\n")
 
 
 def test_a_word_of_a_command_line_stays_one_word() -> None:

@@ -8,6 +8,8 @@ import shutil
 import click
 
 from edgelink.cli.env import command_environment
+from edgelink.cli.step_down import step_down
+from edgelink.config.paths import Paths
 from edgelink.process.becoming import become
 
 
@@ -15,6 +17,7 @@ from edgelink.process.becoming import become
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(*, argv: tuple[str, ...]) -> None:
     """Run a command in the environment that `edgelink env` prints, for example `edgelink exec -- ray status`."""
+    step_down(Paths.from_environment())
     environment = {**os.environ, **command_environment()}
     program = shutil.which(argv[0], path=environment.get("PATH"))
     if program is None:

@@ -19,7 +19,9 @@ def command(*, wishes: RunWishes, argv: tuple[str, ...]) -> int:
     the cluster file cannot be resolved, or workers would miss a device or a path.
     """
     from edgelink.cli.driver_run import read_cluster_file, run_driver_here
+    from edgelink.cli.step_down import step_down
     from edgelink.config.paths import Paths
 
     paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file, argv)
+    step_down(paths)
     return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment, wishes.preflight)

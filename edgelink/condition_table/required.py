@@ -209,7 +209,10 @@ RAY_JOINED = ConditionKind(
         Reason("DependencyMissing", "something that Ray needs is not on this machine"),
         Reason("RayTooOld", "the interpreter's Ray is too old"),
         Reason("RayAsRoot", "nobody to run Ray as"),
-        Reason("RayTempDir", "Ray's user cannot write in the directory that Ray keeps its session in, the head's"),
+        Reason(
+            "RayTempDir",
+            "Ray's user cannot write in the directory that Ray keeps its session in, the head's, or others can",
+        ),
         Reason(
             "OutputTooLong",
             "the interpreter prints megabytes when it is asked something, so that its answer cannot be read",

@@ -279,7 +279,8 @@ class RayConfig(_Section):
     object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes; default: Ray's own")
     temp_dir: Path | None = Field(
         None,
-        description="Ray's --temp-dir (head only; each edge uses the same path, and its Ray's user has to write there)",
+        description="Ray's directory, closed to other users (head only; each edge uses the same path, and its Ray's "
+        "user has to write there); default: `/var/lib/edgelink-ray`, which the daemon makes",
     )
     environment: dict[Variable, VariableValue] = Field(
         {},

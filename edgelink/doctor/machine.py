@@ -8,7 +8,8 @@ from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
-from edgelink.ray_cluster.temp_dir import temp_dir_here
+from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.ray_cluster.temp_dir import private_directory_of, temp_dir_here, why_not_private
 
 _MIB = 1024 * 1024
 _LEAST_MEMORY = 0.05  # Ray's memory monitor ends workers from 95 % on
@@ -121,6 +122,33 @@ def ray_disk(surroundings: Surroundings) -> Finding:
     if free < _LITTLE_RAY_DISK:
         return limited("Ray makes no objects once this disk is 95 % full", remedy, figure)
     return ok("Ray has room", figure)
+
+
+def ray_directory_private(surroundings: Surroundings) -> Finding:
+    """Is Ray's directory closed to other users?
+
+    Ray opens its sessions to every user of the machine: sockets, and the code that jobs bring. The directory around
+    them (`ray.temp_dir`) has to belong to Ray's user, mode 0700, below directories that nobody else may write to.
+    """
+    if not surroundings.has_ray:
+        return skipped("no Ray belongs on a relay")
+    sessions = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir)
+    private = private_directory_of(sessions)
+    if private is None:
+        return limited(
+            f"any user of this machine may run code as Ray's user: Ray keeps its session in {sessions}, as an older "
+            "EdgeLink had it",
+            "`edgelink restart-ray --all` on the head moves it into a directory of its own, once no run is in progress",
+        )
+    directory = surroundings.root / private.relative_to("/")
+    if (uid := noted_user_uid(surroundings.paths)) is None:
+        return skipped("Ray was not started here yet") if surroundings.may_read_state else NOT_ROOT
+    if why := why_not_private(directory, uid):
+        return failed(
+            f"other users may run code as Ray's user: {why}",
+            f"`chown {uid} {private}; chmod 700 {private}`, and let only root or that user write to what is above it",
+        )
+    return ok("no other user may enter it", str(private))
 
 
 def shared_memory(surroundings: Surroundings) -> Finding:

@@ -74,6 +74,7 @@ TOPICS: Mapping[str, tuple[Check, ...]] = {
         machine.gpu,
         machine.shared_memory,
         machine.ray_disk,
+        machine.ray_directory_private,
         rays.foreign_ray,
         rays.leftover_ray_token,
     ),

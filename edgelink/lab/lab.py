@@ -132,7 +132,7 @@ class Lab:
     def reboot(self, node: str) -> None:
         """Cut a machine's power and switch it on again; returns once it has its network. Starts no daemon.
 
-        All its processes die at once, unasked. Its disk stays (/etc and /var/lib of EdgeLink, also /tmp/ray), /run and
+        All its processes die at once, unasked. Its disk stays (/etc and /var/lib of EdgeLink, also Ray's), /run and
         /dev/shm are empty, addresses and links are as before. Unlike a real reboot it leaves the boot id as it is.
         """
         machine = self.topology.node(node)

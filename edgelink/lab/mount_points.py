@@ -14,13 +14,14 @@ from edgelink.files import write_atomic
 from edgelink.lab.processes import NamespaceId, namespace_id
 from edgelink.process import procfs
 
-# Where the node sees it, and the mode of the node's own directory. Ray's is for whoever Ray runs as; robots' is root's:
-# nodes of two labs may have the same name, and so may their robots.
+# Where the node sees it, and the mode of the node's own directory. A daemon gives Ray's to
+# whom Ray runs as. Robots' is root's: nodes of two labs may have the same name, and so may their robots.
 MOUNT_POINTS = {
     Path("/etc/edgelink"): 0o755,
     Path("/var/lib/edgelink"): 0o700,
     Path("/run/edgelink"): 0o755,
-    Path("/tmp/ray"): 0o1777,  # noqa: S108
+    Path("/var/lib/edgelink-ray"): 0o700,
+    Path("/tmp/ray"): 0o1777,  # noqa: S108 - of other people's Ray, and of an older EdgeLink's
     Path("/var/tmp/edgelink-robots-0"): 0o700,  # noqa: S108
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from edgelink.config import RayConfig
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.firewall import merged
+from edgelink.ray_cluster.temp_dir import sessions_in
 
 RANK_LABEL = "edgelink.rank"
 NODE_LABEL = "edgelink.node"
@@ -33,7 +34,6 @@ def head_argv(
 ) -> tuple[str, ...]:
     """`ray start --head` on the overlay address; the dashboard on loopback only."""
     client = (f"--ray-client-server-port={config.client_server_port}",) if has_client else ()
-    temp_dir = (f"--temp-dir={config.temp_dir}",) if config.temp_dir else ()
     return (
         *_start(python),
         "--head",
@@ -41,7 +41,7 @@ def head_argv(
         "--dashboard-host=127.0.0.1",
         f"--dashboard-port={config.dashboard_port}",
         *client,
-        *temp_dir,
+        f"--temp-dir={sessions_in(config.temp_dir)}",
         *_common(config, capabilities, ip, node_id, node_rank),
     )
 

@@ -21,7 +21,7 @@ from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
-from edgelink.ray_cluster.temp_dir import DEFAULT_TEMP_DIR
+from edgelink.ray_cluster.temp_dir import sessions_in
 from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, Lease
 
@@ -241,7 +241,7 @@ class RayHeadReconciler(RayReconciler):
             incarnation="",  # its cluster's id, which its GCS has yet to make
             restarts=self.wishes.wishes.restarts_of(lease.node_id),
             is_head=True,
-            temp_dir=config.temp_dir or DEFAULT_TEMP_DIR,
+            temp_dir=sessions_in(config.temp_dir),
             config_hash=config_hash,
             ports=command.listening_ports(config, is_head=True, has_client=has_client),
         )

@@ -113,9 +113,10 @@ def watch(client: Any, interval_s: float) -> int:
             return 0  # whoever asked is gone
 
 
-def temp_dir_of_head(infos: Any) -> str:
-    """The directory that a worker takes from its head; empty where this Ray does not say."""
-    return next((str(getattr(i, "temp_dir", "")) for i in infos if i.state == 0 and i.is_head_node), "")
+def temp_dir_of_head(infos: Any, client: Any) -> str:
+    """Return the directory that a worker takes from its head: 2.48 keeps it as a key, later ones with the node."""
+    told = next((str(getattr(i, "temp_dir", "")) for i in infos if i.state == 0 and i.is_head_node), "")
+    return told or (client.internal_kv_get(b"temp_dir", b"session", timeout=10.0) or b"").decode()
 
 
 def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "list[str]") -> int:
@@ -154,7 +155,7 @@ def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "
         elif left:
             time.sleep(0.05)
     answer = {"buried": [node_id for node_id in found if node_id not in left], "left": left, "failure": failure}
-    answer.update({"cluster_id": client.cluster_id.hex(), "temp_dir": temp_dir_of_head(infos)})
+    answer.update({"cluster_id": client.cluster_id.hex(), "temp_dir": temp_dir_of_head(infos, client)})
     print(json.dumps(answer), flush=True)
     return 1 if left else 0
 

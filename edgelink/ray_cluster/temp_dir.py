@@ -1,8 +1,16 @@
-"""Where Ray keeps its session on this node: as the head's `ray.temp_dir` says, which a worker takes from its GCS."""
+"""Ray's directory on this node, which only Ray's user may enter; the sessions in it have the same path on every node.
+
+Ray opens its own directories to every user of the machine (mode 0777), sockets and the code of jobs included. So the
+sessions lie in a directory of ours that is closed to others. A worker takes the path of the sessions from its GCS.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,26 +21,56 @@ from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster.interpreter import MAX_ANSWER_BYTES, SYSTEM_PATH, RayUser, identity_arguments
 from edgelink.timeouts import timeout
 
-DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
+DEFAULT_DIRECTORY = Path("/var/lib/edgelink-ray")  # short: the path of a socket has at most 107 bytes
+_SESSIONS = "sessions"  # tells our directories from those of an older EdgeLink, which were open to all
 _TIMEOUT_S = 20.0
 _SESSION = "session_"
-# What Ray does first. A read-only file system may be the daemon's own view, from which its unit keeps /home.
+_OPEN_TO_OTHERS, _WRITABLE, _WRITABLE_BY_ALL = 0o077, 0o022, 0o002  # the middle one: also by a group that is not root's
+# As Ray's user: make what is missing, remove old sessions that nobody uses, and try what Ray does first. A read-only
+# file system may be the daemon's own view, from which its unit keeps /home.
 _TRIAL = """
-import errno, os, sys, tempfile
+import errno, os, shutil, sys, tempfile
+sessions, private = sys.argv[1:]
 try:
-    os.makedirs(sys.argv[1], exist_ok=True)
-    tempfile.TemporaryFile(dir=sys.argv[1]).close()
+    if private:
+        os.makedirs(private, mode=0o700, exist_ok=True)
+        if os.stat(private).st_mode & 0o077: os.chmod(private, 0o700)
+    os.makedirs(sessions, exist_ok=True)
+    if private:
+        if os.path.islink(sessions) or os.stat(sessions).st_uid != os.geteuid():
+            sys.exit(sessions + " was made by another user: remove it")
+        sockets = open("/proc/net/unix").read()
+        for name in sorted(name for name in os.listdir(sessions) if name.startswith("session_2"))[:-4]:
+            old = os.path.join(sessions, name)
+            if old + "/" not in sockets: shutil.rmtree(old, ignore_errors=True)
+    tempfile.TemporaryFile(dir=sessions).close()
 except OSError as error:
-    if error.errno != errno.EROFS: sys.exit(error.strerror)
+    if error.errno != errno.EROFS or private and not os.path.isdir(private): sys.exit(error.strerror)
 """
 
 
+def sessions_in(configured: Path | None) -> Path:
+    """Return what the head gives to Ray as its `--temp-dir`. ``configured`` is `ray.temp_dir`."""
+    return (configured or DEFAULT_DIRECTORY) / _SESSIONS
+
+
+def private_directory_of(sessions: Path) -> Path | None:
+    """Return the directory around ``sessions`` that is closed to others.
+
+    None: an older EdgeLink chose ``sessions``, and every user of this machine may write there.
+    """
+    return sessions.parent if sessions.name == _SESSIONS else None
+
+
 def temp_dir_here(paths: Paths, configured: Path | None) -> Path:
-    """The directory that this node's Ray uses, or used last; before its first start the one that is ``configured``."""
+    """Return the directory in which this node's Ray keeps its sessions, or kept them last.
+
+    Before its first start it is the one that is ``configured``.
+    """
     with suppress(OSError):
         if noted := usable(paths.ray_temp_dir.read_text(errors="replace").rstrip("\n")):
             return noted
-    return configured or DEFAULT_TEMP_DIR
+    return sessions_in(configured)
 
 
 def ray_log_directory(paths: Paths, configured: Path | None) -> Path:
@@ -56,14 +94,100 @@ def temp_dir_of(outputs: tuple[str, ...]) -> Path | None:
     return next((up[2] for up in parents if len(up) > 2 and up[1].name.startswith(_SESSION)), None)
 
 
-async def check_temp_dir(directory: Path, python: Path, user: RayUser) -> None:
-    """Raises ConfigError where Ray cannot make its session in ``directory``: tried as its user, before `ray start`."""
+def why_not_private(directory: Path, uid: int) -> str:
+    """Say who else than root and the user ``uid`` may enter Ray's ``directory``; empty where nobody may."""
+    if why := why_replaceable(directory, uid):
+        return why
+    with suppress(OSError):
+        if (mode := directory.stat().st_mode) & _OPEN_TO_OTHERS:
+            return f"{directory} is open to other users (mode {stat.S_IMODE(mode):04o})"
+    return ""
+
+
+def why_replaceable(directory: Path, uid: int) -> str:
+    """Say who else than root and the user ``uid`` may put something else in the place of ``directory``.
+
+    Empty where nobody may. A sticky directory such as /tmp lets nobody replace what belongs to another user. What we
+    may not look at, others may not change.
+    """
+    for path in dict.fromkeys((directory, *directory.parents, *directory.resolve().parents)):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        if found.st_uid not in (0, uid):
+            return f"{path} belongs to the user id {found.st_uid}"
+        if path == directory and not stat.S_ISDIR(found.st_mode):
+            return f"{path} is a link or a file"
+        writable = found.st_mode & (_WRITABLE if found.st_gid else _WRITABLE_BY_ALL)
+        if path != directory and writable and not found.st_mode & stat.S_ISVTX and not stat.S_ISLNK(found.st_mode):
+            return f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def give_directory(directory: Path, user: RayUser) -> None:
+    """Make ``directory`` and give it to ``user``. Only root can, and only below directories that root alone can change.
+
+    What a former user of Ray left there is removed: it may be anything.
+
+    Raises:
+        OSError: it cannot be made, or a Ray of the former user still runs there.
+    """
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid == user.uid:
+        return
+    _refuse_beside_ray(directory / _SESSIONS)  # which would not find its files any more
+    os.chown(directory, 0, 0)  # from here on its former user puts nothing there
+    remove_sessions(directory)
+    directory.chmod(0o700)
+    os.chown(directory, user.uid, user.gid)
+
+
+def remove_sessions(directory: Path = DEFAULT_DIRECTORY) -> None:
+    """Remove what Ray has left in the default directory.
+
+    Raises:
+        OSError: it cannot be removed, or a Ray of another network runs there.
+    """
+    sessions = directory / _SESSIONS
+    _refuse_beside_ray(sessions)
+    with suppress(FileNotFoundError):
+        sessions.unlink() if sessions.is_symlink() else shutil.rmtree(sessions)
+
+
+def _refuse_beside_ray(sessions: Path) -> None:
+    """Raise OSError where a Ray has its sockets in ``sessions``."""
+    if f"{sessions}/" in Path("/proc/net/unix").read_text(errors="replace"):
+        raise OSError(errno.EBUSY, f"another Ray runs in {sessions}")
+
+
+async def check_temp_dir(
+    sessions: Path, python: Path, user: RayUser, *, default_directory: Path = DEFAULT_DIRECTORY
+) -> None:
+    """Make Ray's directory, closed to others, and try as ``user`` whether Ray can make a session there.
+
+    Root makes nothing but ``default_directory``: the head names the others.
+
+    Raises:
+        ConfigError: Ray cannot use it, or another user could change what is in it.
+    """
+    private = private_directory_of(sessions)
+    try:
+        if private == default_directory and os.geteuid() == 0:
+            await asyncio.to_thread(give_directory, private, user)
+    except OSError as error:
+        raise _unusable(private or sessions, error.strerror or str(error), user) from error
+    if private is not None and (why := why_replaceable(private, user.uid)):
+        raise _unusable(private, why, user)
     try:
         process = await asyncio.create_subprocess_exec(
             python,
             "-c",
             _TRIAL,
-            directory,
+            sessions,
+            private or "",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -85,9 +209,16 @@ async def check_temp_dir(directory: Path, python: Path, user: RayUser) -> None:
         why = ""  # what the interpreter prints is told of where it is asked something
     finally:
         await end(process)
+    if not why and private is not None:
+        why = why_not_private(private, user.uid)
     if why:
-        raise ConfigError(
-            f"Ray's directory {directory} cannot be used by {user.name}, as whom Ray runs here: {why}",
-            hint=f"let {user.name} write there, or set ray.temp_dir on the head: every node uses the head's",
-            reason="RayTempDir",
-        )
+        raise _unusable(private or sessions, why, user)
+
+
+def _unusable(directory: Path, why: str, user: RayUser) -> ConfigError:
+    return ConfigError(
+        f"Ray's directory {directory} cannot be used by {user.name}, as whom Ray runs here: {why}",
+        hint=f"only root and {user.name} may change it and what is above it: `install -d -m 700 -o {user.name} "
+        f"{directory}`, or set ray.temp_dir on the head: every node uses the head's",
+        reason="RayTempDir",
+    )

@@ -16,6 +16,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.ray_cluster.temp_dir import remove_sessions, sessions_in, temp_dir_here
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 from edgelink.roles.run_lock import RunInProgressError, RunLock
@@ -108,6 +109,9 @@ def forget_network(paths: Paths) -> None:
         if paths.hosts is not None:
             with suppress(NotRecordedError):  # read-only or gone: then there is nothing of ours in it, or no way
                 hosts_file.set_names(paths.hosts, {})
+        if paths.ray_temp_dir.exists() and temp_dir_here(paths, None) == sessions_in(None):
+            with suppress(OSError):  # another network's Ray may run there
+                remove_sessions()
         _empty(paths.runtime)
         _empty(paths.state, keep=paths.logs)
 

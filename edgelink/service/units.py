@@ -18,7 +18,7 @@ from pathlib import Path
 from edgelink.config.models import Config
 from edgelink.config.paths import Paths
 from edgelink.process.service_manager import ONLINE, WAITS_FOR_ONLINE
-from edgelink.ray_cluster.temp_dir import DEFAULT_TEMP_DIR
+from edgelink.ray_cluster.temp_dir import DEFAULT_DIRECTORY
 
 UNITS = Path("/etc/systemd/system")
 TMPFILES = Path("/etc/tmpfiles.d/edgelink.conf")
@@ -81,7 +81,7 @@ def files_for(role: str, program: tuple[str, ...], config: Config, config_file: 
         "SANDBOX": _template(f"sandbox-{sandbox}.conf"),
         "ROLE": role,
         "OPTIONS": f" --config {quoted(str(config_file))}" if config_file else "",
-        "RAY_TEMP": _one_word(str(config.ray.temp_dir or DEFAULT_TEMP_DIR).replace("%", "%%")),  # see tmpfiles.d(5)
+        "RAY_TEMP": _one_word(str(config.ray.temp_dir or DEFAULT_DIRECTORY).replace("%", "%%")),  # see tmpfiles.d(5)
     }
     names = ("daemon.service", WAITS_FOR_ONLINE, ONLINE, "edgelink.conf")
     return [
