@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,8 +18,12 @@ import pytest
 from edgelink.api import connections, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.api.server import Caller, LocalApi, route, stream_route, user_name
+from edgelink.cli.status import daemons_here
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, ExitCode, UsageError
-from edgelink.testing import eventually
+from edgelink.roles.leftovers import end_leftovers
+from edgelink.testing import FakeClock, eventually
 
 
 async def ask(path: Path, *arguments: Any) -> Any:
@@ -197,13 +202,57 @@ async def test_a_second_daemon_is_refused_and_a_stale_socket_is_not(tmp_path: Pa
             with pytest.raises(UsageError, match="already serving"):
                 async with LocalApi(tmp_path / "u", tmp_path / "lock").serving():
                     pass
-    import socket
-
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(tmp_path / "t"))
     async with LocalApi(tmp_path / "t").serving():
         pass
     assert not (tmp_path / "t").exists()
+
+
+async def test_a_socket_that_was_removed_comes_back(tmp_path: Path) -> None:
+    """Tidying /run up does not cut people and scripts off a daemon that runs; nor does another file in its place."""
+
+    async def answer(_caller: Caller, _body: dict[str, Any]) -> str:
+        return "here"
+
+    path = tmp_path / "run" / "node.sock"
+    api, clock = LocalApi(path, tmp_path / "lock"), FakeClock()
+    async with api.serving([route("GET", "/x", answer)]), asyncio.TaskGroup() as tasks:
+        keeper = tasks.create_task(api.keep_listening(clock))
+        for remove in (path.unlink, lambda: shutil.rmtree(path.parent), lambda: put_another(path)):
+            remove()
+            with pytest.raises(DaemonNotRunningError):
+                await ask(path, "GET", "/x")
+            await clock.advance(5)
+            assert await ask(path, "GET", "/x") == "here"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        keeper.cancel()
+    assert not path.exists()
+
+
+def put_another(path: Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+
+async def test_a_daemon_without_its_socket_is_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock says that it runs; whoever is told to start another one would be refused."""
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(tmp_path / "run"))
+    paths = Paths.from_environment()
+    paths.state.mkdir()
+    async with LocalApi(paths.node_socket, paths.lock_of("node")).serving():
+        paths.node_socket.unlink()
+        ended = end_leftovers(Config(), paths, SystemClock())
+        for asked in (ask(paths.node_socket, "GET", "/x"), asyncio.to_thread(daemons_here, paths), ended):
+            with pytest.raises(DaemonNotRunningError, match=rf"runs on this machine \(pid {os.getpid()}\)") as raised:
+                await asked
+            assert "try again" in raised.value.hint
+    with pytest.raises(DaemonNotRunningError, match="no EdgeLink daemon"):
+        call(paths.node_socket, "GET", "/status")
 
 
 def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:

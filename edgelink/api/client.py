@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 
 _RELAYS = "bootstrap.sock"
@@ -56,8 +57,45 @@ class _UnixConnection(http.client.HTTPConnection):
             raise _nobody_answers(self._socket_path) from error
 
 
+def daemon_without_socket(socket_path: Path) -> int | None:
+    """Return the pid of the daemon that runs although its socket is gone: it holds its lock.
+
+    None: none does, or only root may look. The kernel's list is read, because who tries the lock may keep a daemon
+    from its start.
+    """
+    paths = Paths.from_environment()
+    lock = paths.lock_of(socket_path.stem)
+    with contextlib.suppress(OSError):
+        if socket_path.parent != paths.runtime or socket_path.exists():
+            return None
+        inode = lock.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, mode, pid, where, *_ = line.split()
+            if (kind, mode, where.rpartition(":")[2]) != ("FLOCK", "WRITE", str(inode)):
+                continue
+            if any(_is_same(file, lock) for file in Path("/proc", pid, "fd").iterdir()):
+                return int(pid)
+    return None
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    try:
+        return file.samefile(other)
+    except OSError:
+        return False
+
+
+def without_socket(socket_path: Path, pid: int) -> DaemonNotRunningError:
+    return DaemonNotRunningError(
+        f"an EdgeLink daemon runs on this machine (pid {pid}), but its socket {socket_path} is gone",
+        hint="it makes the socket again within seconds: try again; Ray and EasyTier go on meanwhile",
+    )
+
+
 def _nobody_answers(silent: Path) -> DaemonNotRunningError:
     """Where nobody answers on ``silent``; the machine may run the other kind of daemon."""
+    if pid := daemon_without_socket(silent):
+        return without_socket(silent, pid)
     for name, is_here, elsewhere in _KINDS:
         other = silent.with_name(name)
         if other == silent:

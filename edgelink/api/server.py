@@ -24,12 +24,14 @@ from aiohttp import web
 
 from edgelink.api.client import DEFECT
 from edgelink.api.connections import credentials, few_of_each_user
-from edgelink.errors import EdgelinkError, UsageError
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a whole RLinf configuration is some 100 kB
 _MOST_OF_A_USER = 64
+_LOOK_S = 5.0
 _LAST_ANSWER_S = 1.0  # for a plain request that is being answered when the daemon ends
 
 
@@ -129,6 +131,9 @@ class LocalApi:
         """``lock_path`` (default: beside the socket) lets one daemon in; it may lie where nobody tidies up."""
         self._socket_path = socket_path
         self._lock_path = lock_path or Path(f"{socket_path}.lock")
+        self._runner: web.AppRunner | None = None  # while it serves
+        self._listener: asyncio.Server | None = None
+        self._listens_on: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -152,19 +157,51 @@ class LocalApi:
             runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S)
             await runner.setup()
             try:
-                assert runner.server is not None
-                door = few_of_each_user(runner.server, _MOST_OF_A_USER)
-                listener = await asyncio.get_running_loop().create_unix_server(door, self._socket_path)
                 try:
-                    self._socket_path.chmod(0o666)
+                    await self._listen(runner)
+                    self._runner = runner
                     yield
                 finally:
-                    listener.close()
+                    self._runner = None
+                    self._stop_listening()
                     for stream in streams:  # most have no end of their own: the daemon's end would wait for them
                         stream.cancel()
             finally:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
+
+    async def keep_listening(self, clock: Clock) -> None:
+        """Make the socket again where somebody removed or replaced it, while it is served; ends by cancellation."""
+        while True:
+            await clock.sleep(_LOOK_S)
+            if self._runner is None or (self._listens_on and self._socket_there() == self._listens_on):
+                continue
+            _log.warning("api.socket_lost", socket=str(self._socket_path))
+            with contextlib.suppress(OSError, NotRecordedError):  # a full disk, say: tried again
+                self._make_directory()
+                await self._listen(self._runner)
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        assert runner.server is not None
+        door = few_of_each_user(runner.server, _MOST_OF_A_USER)
+        listener = await asyncio.get_running_loop().create_unix_server(door, self._socket_path)
+        self._stop_listening()
+        self._listener = listener
+        self._socket_path.chmod(0o666)
+        self._listens_on = self._socket_there()
+
+    def _stop_listening(self) -> None:
+        self._listens_on = None
+        if self._listener is not None:
+            self._listener.close()
+
+    def _socket_there(self) -> tuple[int, int] | None:
+        """Return which file is at the socket's path; None where there is none."""
+        try:
+            found = self._socket_path.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _make_directory(self) -> None:
         """Whatever the umask, Ray's user has to look in there; one that was there already is somebody's own."""

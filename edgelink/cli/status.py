@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import SILENCE_S, DaemonError, DaemonNotRunningError, call
+from edgelink.api.client import (
+    SILENCE_S,
+    DaemonError,
+    DaemonNotRunningError,
+    call,
+    daemon_without_socket,
+    without_socket,
+)
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import json_option
@@ -55,7 +62,7 @@ def running_daemons(paths: Paths) -> list[dict[str, Any]]:
 
 def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[dict[str, Any]], list[str]]:
     """The status of each daemon on this machine (a relay and a head may share one), and what is to be said of each
-    that does not answer although its socket is there: it hangs, or was killed.
+    that does not answer although its socket is there (it hangs, or was killed), or that has lost its socket.
 
     Args:
         timeout_s: how long each may take to answer.
@@ -65,6 +72,7 @@ def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[di
     """
     daemons: list[dict[str, Any]] = []
     silent: list[str] = []
+    lost: list[DaemonNotRunningError] = []
     for socket_path, whose in ((paths.bootstrap_socket, "the relay's"), (paths.node_socket, "the head's or edge's")):
         try:
             status = call(socket_path, "GET", "/status", timeout_s=timeout_s)
@@ -72,6 +80,11 @@ def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[di
         except DaemonNotRunningError:
             if socket_path.exists():
                 silent.append(f"{whose} daemon was killed or hangs: nobody answers on {socket_path}")
+            elif pid := daemon_without_socket(socket_path):
+                lost.append(without_socket(socket_path, pid))
+                silent.append(lost[-1].message)
+    if lost and not daemons:
+        raise lost[0]
     if not daemons:
         raise DaemonNotRunningError(
             "no EdgeLink daemon runs on this machine",

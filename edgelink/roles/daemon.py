@@ -171,6 +171,7 @@ class Daemon(ABC):
         """Before anything else: how the start goes is told, too."""
         tasks.create_task(self.report_to_service_manager(), name="service-manager")
         tasks.create_task(self.metrics.server.run(), name="metrics")
+        tasks.create_task(self.api.keep_listening(self.clock), name="local-socket")
 
     async def report_to_service_manager(self) -> None:
         """Say that the local API serves, then show at every third of the watchdog's time that this loop turns.

@@ -7,7 +7,9 @@ meanwhile, so that none starts, or runs, while its children are taken away.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
+from edgelink.api.client import daemon_without_socket, without_socket
 from edgelink.api.server import only_one
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
@@ -28,13 +30,14 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
 
     Raises:
         UsageError: a daemon runs here, and they are its children.
+        DaemonNotRunningError: likewise, but its socket is gone for some seconds.
         ProcessStopError: something does not end, not even by SIGKILL.
     """
     if not paths.state.is_dir():  # lost: the marks of its processes lead here; else it may lie on a read-only disk
         private_directory(paths.state)
     with ExitStack() as held:
         for socket in (paths.node_socket, paths.bootstrap_socket):
-            held.enter_context(_no_daemon(paths, socket.stem))
+            held.enter_context(_no_daemon(paths, socket))
         ray = LocalRay(config, paths, clock)
         broker = broker_process(paths, SessionLauncher(), clock)
         parts = OverlayParts(
@@ -59,11 +62,13 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
         return found
 
 
-def _no_daemon(paths: Paths, kind: str) -> ExitStack:
-    held = ExitStack()
+def _no_daemon(paths: Paths, socket: Path) -> ExitStack:
+    held, kind = ExitStack(), socket.stem
     try:
         held.enter_context(only_one(paths.lock_of(kind)))
     except UsageError as error:
+        if pid := daemon_without_socket(socket):
+            raise without_socket(socket, pid) from error
         raise UsageError(
             f"a daemon of this machine holds {paths.lock_of(kind)}, but it does not answer",
             hint="find it with `fuser` on that file and end it with SIGKILL; `edgelink stop` then ends what it leaves",
