@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_a_member_may_leave_whatever_state_it_is_in(paths: Paths) -> None:
     """A membership that cannot be read any more is a reason to leave, not to stay."""
     refuse(paths)
     assert lease_of(paths) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
+def test_an_ordinary_user_is_told_who_may() -> None:
+    """Instead of the first file that could not be read."""
+    with TemporaryDirectory() as name:  # pytest's own are closed to that user
+        Path(name).chmod(0o755)
+        paths = Paths(state=Path(name) / "state", runtime=Path(name) / "run")
+        paths.state.mkdir(mode=0o700)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(UsageError, match=f"nobody may not do this: {paths.state} is root's"):
+                refuse(paths)
+        finally:
+            os.seteuid(0)
 
 
 def test_a_copy_leaves_the_lease_to_its_holder(paths: Paths) -> None:

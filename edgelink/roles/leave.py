@@ -5,12 +5,13 @@ The lease stays with the registry: only the operator takes one away (promise 1, 
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from edgelink.api.server import only_one
+from edgelink.api.server import only_one, user_name
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
@@ -27,9 +28,16 @@ def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
     """Before anybody is asked whether they mean it.
 
     Raises:
-        UsageError: this machine is in no network, or is the relay that holds the registry.
+        UsageError: this user may not change the state; this machine is in no network, or holds the registry.
         RunInProgressError: see :func:`refuse_during_run`.
     """
+    if paths.state.exists() and not os.access(paths.state, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        owner = user_name(paths.state.stat().st_uid)
+        raise UsageError(
+            f"the user {user_name(os.geteuid())} may not do this: {paths.state} is {owner}'s",
+            hint="use sudo" if owner == "root" else f"run it as {owner}, or with sudo",
+            reason="NotPrivileged",
+        )
     if paths.registry_database.exists():
         raise UsageError(
             "this relay holds the network's registry and keys: without them no machine could join or be recognised",
