@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgelink.cli.daemon import own_hostname
 from edgelink.config import Config, load_config
 from edgelink.config.load import override
+from edgelink.config.models import hostname_like, is_hostname
 from edgelink.config.reference import render
 from edgelink.errors import ConfigError, ExitCode
 
@@ -18,6 +20,40 @@ def write(path: Path, text: str) -> Path:
     file = path / "edgelink.yaml"
     file.write_text(text)
     return file
+
+
+@pytest.mark.parametrize(
+    ("os_name", "name"),
+    [
+        ("MyRobot_01", "myrobot-01"),
+        ("franka-2.lab.example.org", "franka-2"),
+        ("Größe__ 7!", "groe-7"),
+        ("_-x-_", "x"),
+        ("a" * 31 + "_" + "b" * 38, "a" * 31),
+        ("机器人", ""),
+        ("localhost", "localhost"),
+    ],
+)
+def test_the_os_hostname_is_made_a_name_of_the_network(os_name: str, name: str) -> None:
+    """Whatever people called their robot, it joins; where nothing is left, they are asked for a name."""
+    assert hostname_like(os_name) == name
+    assert not name or is_hostname(name)
+
+
+def test_people_are_told_under_which_name_their_machine_joins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What somebody chose is not changed, but refused where it is no name."""
+    monkeypatch.setattr("socket.gethostname", lambda: "MyRobot_01")
+    assert own_hostname(None, Config()) == "myrobot-01"
+    assert "called 'myrobot_01' as this machine is: it asks for 'myrobot-01'" in capsys.readouterr().err
+    assert own_hostname(None, Config(hostname="chosen")) == "chosen"
+    with pytest.raises(ConfigError, match="'My_Robot' cannot be this machine's name"):
+        own_hostname("My_Robot", Config())
+    monkeypatch.setattr("socket.gethostname", lambda: "机器人")
+    with pytest.raises(ConfigError, match="'机器人' cannot be this machine's name"):
+        own_hostname(None, Config())
+    assert capsys.readouterr().err == ""
 
 
 def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import os
 import socket
 from pathlib import Path
 
+import click
+
 from edgelink import log
 from edgelink.config import Config, Paths, load_config
-from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
+from edgelink.config.models import HOSTNAME_PATTERN, hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.registry.token import Token
 from edgelink.roles.enrolment import Enrolment
@@ -36,12 +38,21 @@ def require_network_administrator(config: Config) -> None:
 
 
 def own_hostname(asked: str | None, config: Config) -> str:
-    """The name this machine asks for: ``--hostname``, ``hostname:`` in the configuration, else the OS's.
+    """Return the name that this machine asks for: ``--hostname``, ``hostname:`` in the configuration, else the OS's.
+
+    The OS's is made fit, which people are told; what somebody chose is not changed.
 
     Raises:
         ConfigError: it cannot be a hostname in the network.
     """
-    hostname = asked or config.hostname or socket.gethostname().split(".")[0].lower()
+    hostname = asked or config.hostname
+    if not hostname:
+        of_os = socket.gethostname().split(".")[0].lower()
+        hostname = hostname_like(of_os) or of_os
+        if hostname != of_os:
+            click.echo(
+                f"edgelink: no node can be called {of_os!r} as this machine is: it asks for {hostname!r}", err=True
+            )
     if not is_hostname(hostname):
         raise ConfigError(
             f"{hostname!r} cannot be this machine's name in the network",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
@@ -28,12 +29,22 @@ from edgelink.duration import parse_duration_s
 Port = Annotated[int, Field(ge=1, le=65535)]
 # The kernel's limit (IFNAMSIZ is 16 with the terminating NUL); EasyTier passes the name on unchecked.
 DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
-HOSTNAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"  # EasyTier cuts hostnames to 32 characters
+HOSTNAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+_HOSTNAME_LENGTH = 32  # EasyTier cuts what is longer
 
 
 def is_hostname(text: str) -> bool:
     """Whether a machine can have this name in the network."""
     return re.fullmatch(HOSTNAME_PATTERN, text) is not None
+
+
+def hostname_like(os_name: str) -> str:
+    """Return the name in the network that is closest to the OS's hostname; empty where none of it can stay.
+
+    Of a domain name the first part counts. Letters lose their accents, and what no name may have becomes a dash.
+    """
+    plain = unicodedata.normalize("NFKD", os_name.split(".")[0].lower()).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:_HOSTNAME_LENGTH].rstrip("-")
 
 
 Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]

@@ -18,7 +18,7 @@ from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
-from edgelink.config.models import is_hostname
+from edgelink.config.models import hostname_like
 from edgelink.errors import ConfigError, NotRecordedError, RegistryError
 from edgelink.files import private_directory
 from edgelink.log import get_logger, hide
@@ -327,8 +327,7 @@ class Relay(Daemon):
 
 def own_hostname(config: Config) -> str:
     """The relay's name in the network; always a valid one."""
-    hostname = config.hostname or socket.gethostname().split(".")[0].lower()
-    return hostname if is_hostname(hostname) else "relay"
+    return config.hostname or hostname_like(socket.gethostname()) or "relay"
 
 
 def warn_of_ignored_settings(config: Config, network: Network) -> None:
