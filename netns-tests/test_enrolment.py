@@ -243,14 +243,10 @@ def test_a_hostname_belongs_to_one_machine(shared: Lab) -> None:
 
 
 def test_a_token_for_a_held_hostname(shared: Lab) -> None:
-    """A token that fixes a hostname is good for its holder, and for nobody else."""
-    machine = Machine(shared, "edge-1", "holder")
-    holder = joined(machine, make_token(shared))
-    token = make_token(shared, "--hostname", "holder")
-    assert_error(
-        Machine(shared, "edge-2", "usurper").join(token), 1, "'holder' is taken", holder.node_id, str(holder.overlay_ip)
-    )
-    assert joined(machine, token) == holder
+    """No token is made for a hostname that a node holds: it would be good for nobody else."""
+    holder = joined(Machine(shared, "edge-1", "holder"), make_token(shared))
+    refused = shared.exec("relay", ["edgelink", "token", "create", "--hostname", "holder"], capture=True)
+    assert_error(refused, 1, "of use to nobody", holder.node_id, str(holder.overlay_ip), "--replaces holder")
 
 
 def test_a_promised_hostname_is_kept(shared: Lab) -> None:

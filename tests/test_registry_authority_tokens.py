@@ -72,6 +72,22 @@ def test_two_tokens_do_not_promise_the_same(world: World, options: dict[str, Any
     world.token(**options)
 
 
+def test_a_token_for_a_leased_hostname_is_refused(world: World) -> None:
+    """Nobody but its holder could join with it, and that one may use any token: the operator meant another machine.
+
+    One that replaces the holder is another thing, and so is the head's on the relay's machine.
+    """
+    holder = world.join("franka")
+    with pytest.raises(LeaseConflictError, match="'franka' would be of use to nobody") as caught:
+        world.token(hostname="franka")
+    assert str(holder.overlay_ip) in str(caught.value)
+    assert "--replaces franka" in str(caught.value.hint)
+    assert len(world.authority.tokens()) == 1
+    world.token(replaces="franka")
+    relay = world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
+    world.token(role=Role.HEAD, hostname=relay.hostname)
+
+
 def test_what_a_token_promises_is_kept_for_its_bearer(world: World) -> None:
     """Others are dealt around the promise; whoever brings the token gets exactly it, labels included."""
     token = world.token(hostname="robot", ip=IPv4Address("10.10.0.2"), rank=1, labels={"arm": "left"})

@@ -160,7 +160,7 @@ def _rank(request: AllocationRequest, holdings: Holdings, claims: Claims) -> int
     if request.role is Role.HEAD:
         head = holdings.of_rank(HEAD_RANK)
         if head is not None and head.node_id != request.node_id:
-            raise _conflict("this network already has a head", head)
+            raise conflict("this network already has a head", head)
         return HEAD_RANK
     if request.rank is None:
         own = holdings.lease(request.node_id)
@@ -223,7 +223,7 @@ def _check_address(request: AllocationRequest, overlay_ip: IPv4Address, holdings
 def _refuse(request: AllocationRequest, what: str, holder: Lease | None, claim: Reservation | Rest | None) -> None:
     """Unless nobody but the asking node has a right to it."""
     if holder is not None and holder.node_id != request.node_id:
-        raise _conflict(f"{what} is taken", holder)
+        raise conflict(f"{what} is taken", holder)
     if isinstance(claim, Reservation):
         raise LeaseConflictError(
             f"{what} is promised to whoever brings the token {claim.token_id}",
@@ -244,7 +244,8 @@ def at_rest(what: str, rest: Rest) -> LeaseConflictError:
     )
 
 
-def _conflict(what: str, holder: Lease) -> LeaseConflictError:
+def conflict(what: str, holder: Lease) -> LeaseConflictError:
+    """Return the refusal of something that ``holder`` holds."""
     return LeaseConflictError(
         f"{what}: node {holder.node_id} ({holder.hostname}, {holder.overlay_ip}) holds it since "
         f"{holder.granted_at:%Y-%m-%d}",

@@ -17,7 +17,7 @@ from edgelink.clock import Clock
 from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError
 from edgelink.log import hide
-from edgelink.registry.allocator import Claims, at_rest, check_address_usable, check_rank_usable
+from edgelink.registry.allocator import Claims, at_rest, check_address_usable, check_rank_usable, conflict
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Labels, Role
@@ -185,13 +185,17 @@ class TokenIssuer:
             check_address_usable(token.overlay_ip, network.cidr, network.relay_ip)
         if token.rank is not None:
             check_rank_usable(token.role, token.rank)
-        # A node that enrols again keeps its lease, so a token may fix what one node holds; not what two do.
+        # A node that enrols again keeps its lease, so a token may fix what one node holds; not what two do. A name is
+        # refused all the same: nobody means the node that has it, which may use any token.
         holdings = self._store.holdings
         holders = [
             holdings.of_hostname(token.hostname) if token.hostname is not None else None,
             holdings.of_address(token.overlay_ip) if token.overlay_ip is not None else None,
             holdings.of_rank(token.rank) if token.rank is not None else None,
         ]
+        named = holders[0]
+        if named is not None and named.node_id != token.replaces and not (named.is_relay and token.role is Role.HEAD):
+            raise conflict(f"a token for the hostname {token.hostname!r} would be of use to nobody", named)
         held = {lease.node_id: lease for lease in holders if lease is not None}
         if len(held) > 1:
             names = ", ".join(f"{lease.hostname} ({lease.overlay_ip}, {lease.node_id})" for lease in held.values())
