@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from test_registry_service_enrol import Relay
 
 from edgelink.errors import UntrustedError
 from edgelink.log import recent
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
+from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock, eventually
+from edgelink.testing.registry_service import LoneService
 
 
 @pytest.fixture
@@ -47,6 +50,37 @@ async def test_many_tokens_in_wrong_hands(clock: FakeClock) -> None:
     passed = [limit.exceeded(f"token-{number}", f"node-{number}") for number in range(600)]
     assert passed.count(None) == 512
     assert set(passed[512:]) == {"all"}
+
+
+async def test_a_node_that_floods_its_status_costs_what_another_one_does(tmp_path: Path) -> None:
+    """Twenty at once, then two a second are read. Its last word counts all the same, and others are not held back."""
+    relay, clock = Relay(tmp_path), FakeClock()
+    flooding, other = NodeKey.generate().node_id, NodeKey.generate().node_id
+    relay.service = LoneService(
+        authority=relay.world.authority,
+        store=relay.world.store,
+        network_id=relay.world.keys.network_id,
+        broker=relay.broker,
+        transport=relay.transport,
+        clock=clock,
+    )
+
+    def say(node_id: str, phase: str) -> None:
+        said = NodeStatus(node_id=node_id, online=True, phase=phase).model_dump_json().encode()
+        relay.memory.publish(Message(relay.topics.status(node_id), said))
+
+    async with relay.running() as service:
+        for number in range(100):
+            say(flooding, str(number))
+        say(other, "Ready")
+        await eventually(lambda: other in service.statuses)
+        assert service.statuses[flooding].phase == "19"
+        assert service.refusals.counts["RateLimited"] == 80
+        await clock.advance(0.5)
+        assert service.statuses[flooding].phase == "99"
+        await clock.advance(0.5)
+        say(flooding, "honest again")
+        await eventually(lambda: service.statuses[flooding].phase == "honest again")
 
 
 async def test_what_is_remembered_for_the_limits_is_bounded(clock: FakeClock) -> None:

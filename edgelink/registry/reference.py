@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AwareDatetime, BaseModel
 
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Base64, Envelope, NodeId
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RateLimit, StatusGate
 from edgelink.registry.topic_table import QOS, TOPICS, Topic
 
 _HEAD = f"""# Topics and payloads
@@ -50,7 +50,8 @@ otherwise ignored; so are, on the registry's side, enrolment requests beyond
 - {token} of one token,
 - {all} altogether:
 
-who means them asks again after two seconds. The same holds for nodes' requests, without the token.
+who means them asks again after two seconds. The same holds for nodes' requests, without the token. Of a node's statuses
+the registry reads {status}; of more, it reads the newest in its turn.
 
 ## Payloads
 
@@ -104,6 +105,7 @@ def render() -> str:
     """The page."""
     lines = [_HEAD + "\n".join(map(_topic_row, TOPICS))]
     limits = {"node": RateLimit.PER_NODE, "token": RateLimit.PER_TOKEN, "all": RateLimit.ALL}
+    limits["status"] = StatusGate.PER_NODE
     lines += [_AFTER.format(**{name: f"{rate:g} a second ({burst} at once)" for name, (rate, burst) in limits.items()})]
     for model in models():
         lines += [f"### {model.__name__}", "", _told(model), "", "| key | type | meaning |", "|---|---|---|"]

@@ -31,6 +31,7 @@ from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.publications import Publications
+from edgelink.registry.rate_limit import StatusGate
 from edgelink.registry.records import BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.renewals import Renewals
@@ -109,6 +110,7 @@ class RegistryService:
         self._clock = clock
         self._on_change = on_change
         self._board = StatusBoard()
+        self._status_gate = StatusGate(clock)
         self.refusals = Refusals("registry.refused")
         self.publications = Publications(authority, self._topics, clock)
         self._enrolments = EnrolQueue(self._topics, self.refusals, clock)
@@ -261,6 +263,7 @@ class RegistryService:
             users = BrokerUsers(session, self._topics)
             self.publications.begin_session()
             self._board.begin_session()
+            self._status_gate.begin_session()
             self.claims.begin_session()
             self.desk.begin_session()
             await session.subscribe(
@@ -286,6 +289,7 @@ class RegistryService:
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 silence = self._board.forget_silent(self._clock, self._on_change)
                 tasks.create_task(silence, name="registry-silence")
+                tasks.create_task(self._status_gate.run(self._take_late_status), name="registry-statuses")
                 tasks.create_task(self.rotation.run(session), name="registry-rotation")
                 tasks.create_task(self.desk.run(session), name="registry-desk")
 
@@ -302,11 +306,22 @@ class RegistryService:
         if message.topic == RESPONSE_TOPIC:
             users.receive(message.payload)
         elif (node_id := self._topics.parse_status(message.topic)) is not None:
-            self._take_status(node_id, message)
+            if self._status_gate.passes(node_id, message):
+                self._take_status(node_id, message)
+            else:
+                self.refusals.note("RateLimited", node_id, what="status")
         elif message.topic == self._topics.report_request:
             self._take_report_request(message)
         else:
             _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
+
+    def _take_late_status(self, node_id: str, message: Message) -> None:
+        try:
+            self._take_status(node_id, message)
+        except EdgelinkError:
+            raise
+        except Exception:  # as one that came in time
+            log.exception("registry.message_not_taken", topic=message.topic)
 
     def _take_status(self, node_id: str, message: Message) -> None:
         status = self._board.receive(node_id, message.payload)
