@@ -23,6 +23,7 @@ NODES = (RELAY, CLOUD, EDGE)
 OVERLAY_IPS = {RELAY: "10.10.0.1", CLOUD: "10.10.0.2", EDGE: "10.10.0.3"}
 RELAY_ADDRESS = "203.0.113.10"
 PORT = 11010
+RAY_UID = 1234  # nobody runs as this user here; rules may pick it
 _SCRIPT = Path(__file__).with_name("overlay_node.py")
 
 
@@ -75,6 +76,8 @@ class OverlayLab:
                 "instance_id": self._ids[node],
                 "sets_bbr": sets_bbr,
                 "adjusts_tcp": adjusts_tcp,
+                "members": OVERLAY_IPS,
+                "ray_uid": RAY_UID,
             }
             (directory / "settings.json").write_text(json.dumps(settings))
             command = [sys.executable, str(_SCRIPT), str(directory / "settings.json")]
@@ -108,9 +111,13 @@ class OverlayLab:
 
     def condition(self, node: str) -> str:
         """The last message of ``OverlayUp``."""
-        lines = self._directory(node).joinpath("daemon.out").read_text().splitlines()
-        told: list[dict[str, Any]] = [json.loads(line) for line in lines if '"OverlayUp"' in line]
+        told = self.told(node)
         return str(told[-1]["message"]) if told else ""
+
+    def told(self, node: str) -> list[dict[str, Any]]:
+        """Everything that was said in ``OverlayUp``, in its order."""
+        lines = self._directory(node).joinpath("daemon.out").read_text().splitlines()
+        return [json.loads(line) for line in lines if '"OverlayUp"' in line]
 
     def carry(self, source: str, target: str, seconds: int) -> Carried:
         """One TCP stream over the overlay, 20 pings a second beside it from the edge."""

@@ -10,8 +10,9 @@ import json
 import signal
 import sys
 import time
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
+from typing import Any
 
 from edgelink import log
 from edgelink.clock import SystemClock
@@ -24,13 +25,15 @@ from edgelink.overlay import preflight
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
-from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import held_tun, mend_device
 from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.overlay.way_watch import WayWatch
+from edgelink.overlay.ways import look
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
 from edgelink.process.ports import connections_of
 from edgelink.reconcile import run_reconciler
@@ -63,7 +66,19 @@ async def main(settings: dict[str, object]) -> None:
     congestion = TunnelCongestion(links, clock, config.device, is_wanted=bool(settings.get("sets_bbr", True)))
     core = Path(str(settings["core"]))
     board = Board(Facts())
-    give(board, overlay_spec=spec, easytier_may_start=True)
+    told: Any = settings
+    members = {IPv4Address(address): name for name, address in told.get("members", {}).items()}
+    give(board, overlay_spec=spec, easytier_may_start=True, holders=members)
+    routes = OwnRoutes(clock, sets_bbr=bool(settings.get("sets_bbr", True)))
+    ways = WayWatch(
+        board=board,
+        routes=routes,
+        links=links,
+        device=config.device,
+        look=look,
+        ray_uid=lambda: told.get("ray_uid"),
+        clock=clock,
+    )
     overlay = OverlayKeeper(
         board=board,
         binary=lambda: EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"])),
@@ -76,7 +91,7 @@ async def main(settings: dict[str, object]) -> None:
         preflight=preflight.check,
         private_hosts=PrivateHosts(paths.state),
         guard=TableKeeper(None, clock, open_without="nothing: this node has no table"),
-        fence=Fence(clock),
+        routes=routes,
         congestion=congestion,
         mend=mend_device,
         held_tun=held_tun,
@@ -93,6 +108,7 @@ async def main(settings: dict[str, object]) -> None:
                 congestion.run(),
                 overlay.run(),
                 run_part(overlay, board, conditions, clock),
+                run_part(ways, board, conditions, clock),
                 run_reconciler(load, conditions, clock),
             )
         ]

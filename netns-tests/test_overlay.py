@@ -269,35 +269,6 @@ def test_a_broken_device_is_noticed_and_repaired(pair: tuple[Node, Node], fault:
     wait_until("edge reaches relay again", lambda: edge.can_ping(relay.address))
 
 
-def test_what_is_for_a_member_leaves_by_no_other_way(pair: tuple[Node, Node]) -> None:
-    """While the device is down or gone, with a default route at hand, even from a socket bound to the overlay address;
-    the end of the overlay takes the route that sees to it away."""
-    relay, edge = pair
-    assert edge.run("ip", "route", "add", "default", "dev", "eth0").returncode == 0
-    edge.kill(signal.SIGKILL)  # nobody repairs what follows
-    for fault in (("link", "set", "et0", "down"), ("link", "del", "et0")):
-        assert edge.run("ip", *fault).returncode == 0
-        for asked in ((), ("from", edge.address)):
-            assert way_to(edge, relay, *asked) is None, fault
-    assert edge.run("ip", "route", "del", "unreachable", "10.10.0.0/24").returncode == 0
-    assert way_to(edge, relay) == "eth0", "without that route the kernel knows a way"
-
-    seen = len(edge.changes())
-    edge.start(RELAY_PEER)
-    edge.wait_for("True", since=seen)
-    assert "unreachable 10.10.0.0/24" in edge.run("ip", "route").stdout
-    assert way_to(edge, relay) == "et0"
-    edge.kill(signal.SIGTERM)
-    assert way_to(edge, relay) == "eth0"
-    assert edge.run("ip", "route", "del", "default").returncode == 0
-
-
-def way_to(node: Node, other: Node, *asked: str) -> str | None:
-    """The device by which the kernel would send a packet there; None where it would not."""
-    found = node.run("ip", "route", "get", other.address, *asked)
-    return found.stdout.split("dev ", 1)[1].split()[0] if found.returncode == 0 else None
-
-
 def test_a_killed_daemon_leaves_the_overlay_alone_and_its_successor_adopts_it(pair: tuple[Node, Node]) -> None:
     """SIGKILL of the daemon cuts nothing; the next one adopts the same core, and still notices its end."""
     relay, edge = pair

@@ -23,6 +23,7 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
+from edgelink.overlay.ways import Ways
 from edgelink.process.ports import Protocol
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.registry.keys import NodeKey
@@ -91,6 +92,7 @@ class FakeProbes(Probes):
         self.is_synchronised: bool | None = True
         self.no_inotify = ""
         self.networks = [LocalNetwork("eth0", IPv4Network("192.168.1.0/24"))]
+        self.found_ways = Ways()
         self.busy: dict[tuple[Protocol, int], int | None] = {("tcp", 11010): EASYTIER, ("tcp", 20001): RAYLET}
         self.own = {EASYTIER: "easytier-core", RAYLET: "raylet"}
         self.others: dict[int, str] = {}
@@ -156,6 +158,9 @@ class FakeProbes(Probes):
 
     def local_networks(self, device: str) -> tuple[IPv4Network | None, int, list[LocalNetwork]]:
         return IPv4Network("10.10.0.0/24"), 1280, self.networks
+
+    def ways(self, *_: object) -> Ways:
+        return self.found_ways
 
     def holders(self, wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int], int | None]:
         return {key: self.busy[key] for key in wanted if key in self.busy}

@@ -21,10 +21,10 @@ from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
-from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Identity
@@ -80,15 +80,19 @@ class FakePrivateHosts(PrivateHosts):
         return not self.is_enough_alone
 
 
-class FakeFence(Fence):
-    """Remembers around what it stands; touches no routes."""
+class FakeRoutes(OwnRoutes):
+    """Remembers for which network they stand; touches no routes."""
 
     def __init__(self) -> None:
         self.caveat = ""
+        self.undone = 0
         self.around: IPv4Network | None = None
 
-    async def keep(self, network: IPv4Network) -> None:
-        self.around = network
+    async def keep(self, spec: OverlaySpec) -> None:
+        self.around = spec.overlay_ip.network
+
+    async def follow(self) -> None:
+        pass
 
     async def remove(self) -> None:
         self.around = None
@@ -150,10 +154,11 @@ class World:
         self.mended: list[str] = []
         self.after_mending = UP
         self.guard = FakeTable()
-        self.fence = FakeFence()
+        self.routes = FakeRoutes()
         self.process = FakeProcess(self.adoptable)
         self.congestion = FakeCongestion(self.process)
-        self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
+        self.told: list[tuple[Status, IPv4Network | None]] = []  # with the network whose routes stood then
+        self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"], on_change=self.note)
         self.overlay = self.daemon(self.process, self.conditions)
 
     def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayKeeper:
@@ -174,12 +179,15 @@ class World:
             guard=TableKeeper(
                 self.guard, self.clock, open_without="EasyTier's RPC may be open", enabled=self.is_guarded
             ),
-            fence=self.fence,
+            routes=self.routes,
             congestion=self.congestion,
             mend=self.mend,
             held_tun=lambda _pid: self.held,
             connections=lambda _pid: self.connections,
         )
+
+    def note(self, condition: Condition) -> None:
+        self.told.append((condition.status, self.routes.around))
 
     def given(self, **facts: Any) -> None:
         """What other parts of the daemon say."""

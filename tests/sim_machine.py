@@ -21,7 +21,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from overlay_world import FakeCongestion, FakeFence, FakePrivateHosts
+from overlay_world import FakeCongestion, FakePrivateHosts, FakeRoutes
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
@@ -31,11 +31,12 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.echo import Echo
-from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.nft_watch import NftWatch
+from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
+from edgelink.overlay.ways import Ways
 from edgelink.process import Identity, Launcher, ProcessSpec, SupervisedProcess
 from edgelink.process.ports import Connection
 from edgelink.process.service_manager import ServiceManager
@@ -266,8 +267,11 @@ class Machine(ThisMachine):
     def links(self) -> LinkMonitor:
         return self.device
 
-    def fence(self, clock: Clock) -> Fence:
-        return FakeFence()
+    def routes(self, clock: Clock, *, sets_bbr: bool) -> OwnRoutes:
+        return FakeRoutes()
+
+    async def ways(self, *_: object) -> Ways:
+        return Ways()
 
     def congestion(self, links: LinkMonitor, clock: Clock, device: str, *, is_wanted: bool) -> TunnelCongestion:
         return IdleCongestion()

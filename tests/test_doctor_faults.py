@@ -34,6 +34,7 @@ from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
+from edgelink.overlay.ways import Ways
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 1 << 20
@@ -224,6 +225,12 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("easytier", "failed", "make setup", named_easytier_is_gone),
     ("foreign-easytier", "limited", "pid 999", probes(others={STRANGER: "easytier-core"})),
     ("overlay-network", "failed", "docker0", lambda m: m.probes.networks.append(collision())),
+    (
+        "overlay-network",
+        "failed",
+        "by eth0 instead of et0",
+        probes(found_ways=Ways("it leaves by eth0 instead of et0", "x")),
+    ),
     ("overlay-mtu", "failed", "relay, cloud", probes(carried_bytes=1000)),
     (
         "reverse-names",

@@ -16,7 +16,7 @@ from typing import Any
 
 import easytier_stand_in
 import pytest
-from overlay_world import FakeCongestion, FakeFence
+from overlay_world import FakeCongestion, FakeRoutes
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
@@ -139,7 +139,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             preflight=preflight,
             private_hosts=NoPrivateHosts(paths.state),
             guard=TableKeeper(None, clock, open_without="nothing"),
-            fence=FakeFence(),
+            routes=FakeRoutes(),
             congestion=FakeCongestion(),
             mend=mend_device,
             held_tun=held_tun,

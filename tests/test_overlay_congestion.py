@@ -45,11 +45,10 @@ def mirrored(*main: dict[str, Any]) -> list[Route]:
     return list(mirror(main).values())
 
 
-def test_a_node_has_rules_for_its_relays_and_the_overlay() -> None:
+def test_a_node_has_rules_for_its_relays() -> None:
     """None of them names a port: the kernel looks up "fragmentation needed" without ports."""
     node = replace(SPEC, listeners=())
     assert rules_for(node, ["203.0.113.10", "198.51.100.4"], has_probing=False) == {
-        Rule(to="10.10.0.0/24"),
         Rule(to="203.0.113.10/32"),
         Rule(to="198.51.100.4/32"),
     }
@@ -57,9 +56,9 @@ def test_a_node_has_rules_for_its_relays_and_the_overlay() -> None:
 
 def test_a_relays_listener_has_a_rule_where_tcp_probes() -> None:
     """Over TCP only; and not where a path with a small MTU would stand still for it."""
-    relay, overlay = replace(SPEC, peers=()), Rule(to="10.10.0.0/24")
-    assert rules_for(relay, [], has_probing=True) == {overlay, Rule(source_port=11010), Rule(source_port=443)}
-    assert rules_for(relay, [], has_probing=False) == {Rule(to="10.10.0.0/24")}
+    relay = replace(SPEC, peers=())
+    assert rules_for(relay, [], has_probing=True) == {Rule(source_port=11010), Rule(source_port=443)}
+    assert rules_for(relay, [], has_probing=False) == set()
 
 
 def test_the_way_out_is_copied_with_bbr() -> None:

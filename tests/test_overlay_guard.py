@@ -9,9 +9,10 @@ import pytest
 from overlay_world import ADDRESS, SPEC, UP, World, paths, running, world  # noqa: F401
 
 from edgelink.conditions import Status
-from edgelink.config import Paths
+from edgelink.config import OverlayConfig, Paths
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError
+from edgelink.overlay.ways import Ways
 
 
 async def test_what_others_devices_do_costs_no_look_at_the_firewall(world: World) -> None:
@@ -84,23 +85,23 @@ async def test_switched_off_a_predecessors_table_goes_and_none_comes(paths: Path
 
 async def test_the_overlays_network_leads_nowhere_else_for_as_long_as_easytier_is_wanted(world: World) -> None:
     """Before EasyTier starts, through its end and under another lease; until the overlay is stopped."""
-    assert world.fence.around is None
+    assert world.routes.around is None
     await world.look()
     assert len(world.process.started) == 1
-    assert world.fence.around == ADDRESS.network
+    assert world.routes.around == ADDRESS.network
     world.links.state = UP
     await world.look()
     world.process.end(1)
     world.links.state = LinkState()
     await world.look()
-    assert world.fence.around == ADDRESS.network
+    assert world.routes.around == ADDRESS.network
 
     world.given(overlay_spec=replace(SPEC, overlay_ip=IPv4Interface("10.20.0.7/16")))
     await world.clock.advance(31)
     await world.look()
-    assert world.fence.around == IPv4Network("10.20.0.0/16")
+    assert world.routes.around == IPv4Network("10.20.0.0/16")
     await world.overlay.stop()
-    assert world.fence.around is None
+    assert world.routes.around is None
 
 
 async def test_the_congestion_control_is_set_for_as_long_as_easytier_is_wanted(world: World) -> None:
@@ -123,8 +124,49 @@ async def test_an_easytier_without_bbr_is_said_and_works(world: World) -> None:
     assert "BBR is not set" in world.condition.message
 
 
+async def test_a_way_by_another_device_is_a_fault_that_easytier_is_not_restarted_for(world: World) -> None:
+    """Named with what to do, for as long as it is so. A fault of the device is the nearer cause."""
+    await world.up()
+    world.given(ways=Ways("cloud's leaves by eth0", "ip rule del"))
+    await world.look()
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "RouteElsewhere")
+    assert world.condition.message == "cloud's leaves by eth0; ip rule del"
+    assert world.runs_as_wanted
+    await world.clock.advance(60)
+    await world.look()
+    assert (len(world.process.started), world.process.stops) == (1, 0)
+
+    world.links.state = replace(UP, is_up=False)
+    await world.look()
+    assert world.condition.reason == "DeviceDown"
+    world.links.state = UP
+    world.given(ways=Ways(caveat="a rule for marked packets"))
+    await world.look()
+    assert world.condition.status is Status.TRUE
+    assert "a rule for marked packets" in world.condition.message
+
+
+async def test_another_way_is_named_whoever_runs_the_overlay(paths: Paths) -> None:
+    """An overlay that was there already gets no rule, and is looked at all the same."""
+    world = World(paths, config=OverlayConfig(kind="existing"))
+    world.links.state = UP
+    world.given(ways=Ways("cloud's leaves by eth0", "ip rule del"))
+    await world.look()
+    assert world.condition.reason == "RouteElsewhere"
+    assert world.routes.around is None
+
+
+async def test_our_route_is_there_before_anybody_is_told_that_the_overlay_is_up(world: World) -> None:
+    """The device has just come: without the route the first connection would be refused."""
+    await world.look()
+    world.routes.around = None
+    world.links.state = UP
+    await world.look()
+    assert world.told[-1] == (Status.TRUE, ADDRESS.network)
+
+
 async def test_a_route_that_cannot_be_made_is_said_and_stops_nothing(world: World) -> None:
     """The condition tells what may happen meanwhile."""
-    world.fence.caveat = "packets may leave by another way"
+    world.routes.caveat = "packets may leave by another way"
     await world.up()
     assert world.condition.message.endswith("packets may leave by another way")

@@ -41,6 +41,7 @@ from edgelink.overlay.overlay_keeper import (
     Start,
 )
 from edgelink.overlay.ownership import Ownership
+from edgelink.overlay.ways import Ways
 from edgelink.process.ports import Connection
 from edgelink.testing import eventually
 from edgelink.testing.facts import settle
@@ -53,6 +54,7 @@ OCCASION = Occasion(SPEC, NO_WISHES, standstills=0, changes=0)
 SERVES = EasyTier(running(), NO_WISHES, confirm_until_s=500.0, is_adopted=False, confirmed=UP)
 STARTING = EasyTier(running(), NO_WISHES, confirm_until_s=1005.0, is_adopted=False)
 DOWN = replace(UP, is_up=False)
+ELSEWHERE = Ways("by eth0", "take it away")
 WHY = ("the device et0 is down", "DeviceDown")
 
 
@@ -65,7 +67,9 @@ def given(*, wishes: tuple[Wish, Wish] = NO_WISHES, may_start: bool = True, **ow
         "is_ours": True,
         "device": UP,
     }
-    return Inputs(SPEC, may_start, *wishes, standstills=0, own=Looked(**{**usual, "easytier": SERVES, **own}))
+    return Inputs(
+        SPEC, may_start, *wishes, standstills=0, ways=Ways(), own=Looked(**{**usual, "easytier": SERVES, **own})
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,13 @@ def given(*, wishes: tuple[Wish, Wish] = NO_WISHES, may_start: bool = True, **ow
     [
         (replace(given(), overlay_spec=None), None, 30.0, "NoLease"),
         (given(), None, 29.0, "DeviceConfirmed"),
+        (replace(given(), ways=ELSEWHERE), None, 29.0, "RouteElsewhere"),
+        (
+            replace(given(device=DOWN, fault_since_s=990.0), ways=ELSEWHERE),
+            GiveUp(SPEC, SERVES, *WHY),
+            None,
+            "DeviceDown",
+        ),
         (replace(given(), own=Looked()), Look(OCCASION), None, ""),
         (replace(given(), standstills=1), Look(OCCASION._replace(standstills=1)), None, ""),
         (given(changes=1), Look(OCCASION._replace(changes=1)), None, ""),
@@ -116,6 +127,8 @@ def given(*, wishes: tuple[Wish, Wish] = NO_WISHES, may_start: bool = True, **ow
     ids=[
         "no lease",
         "it works",
+        "the kernel sends by another device",
+        "likewise, and the device is down, which is the nearer cause",
         "a new daemon",
         "the machine slept",
         "the kernel tells of something",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -20,6 +21,7 @@ from edgelink.overlay.ownership import Ownership
 from edgelink.process import procfs
 from edgelink.reconcile import Wakeup
 from edgelink.testing import FakeClock
+from edgelink.testing.overlay import FakeLinks
 
 SPEC = OverlaySpec(
     hostname="edge-1",
@@ -119,6 +121,18 @@ def test_a_wide_route_is_no_collision_but_a_narrow_one_is() -> None:
     check_collision(CIDR, [LocalNetwork("tun1", IPv4Network("10.0.0.0/8"), is_connected=False)])
     with pytest.raises(OverlayAddressError, match="tun1"):
         check_collision(CIDR, [LocalNetwork("tun1", IPv4Network("10.10.0.5/32"), is_connected=False)])
+
+
+@pytest.mark.parametrize(("is_connected", "is_refused"), [(True, True), (False, False)], ids=["a LAN", "a route"])
+async def test_who_pushes_a_route_does_not_keep_the_overlay_down(
+    monkeypatch: pytest.MonkeyPatch, is_connected: bool, is_refused: bool
+) -> None:
+    """Our own rule comes before it. A device with an address in the overlay's network is refused."""
+    monkeypatch.setattr(preflight, "check_machine", lambda: None)
+    links = FakeLinks()
+    links.networks = [LocalNetwork("eth0", IPv4Network("10.10.0.0/25"), is_connected=is_connected)]
+    with pytest.raises(OverlayAddressError) if is_refused else nullcontext():
+        await preflight.check(replace(SPEC, rpc_port=0), links)
 
 
 def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ OVERLAY_UP = ConditionKind(
             "the machine does not let us bind sockets to the device: no CAP_NET_RAW, and Linux before 5.7",
         ),
         Reason("CidrCollision", "the overlay's network is in use for something else here"),
+        Reason(
+            "RouteElsewhere",
+            "the kernel sends what is for another node by another device: a rule before EdgeLink's own leads there, or "
+            "this machine has that node's overlay address",
+            "what the sentence says: it names the rule, route or device, and who made it",
+        ),
         Reason("DeviceBusy", "the device is in use for something else"),
         Reason("PortBusy", "a port of EasyTier's is in use for something else"),
         Reason("ProcessStartFailed", "EasyTier did not start"),
@@ -166,6 +172,11 @@ PEERS_REACHABLE = ConditionKind(
             "NobodyAnswers",
             "EasyTier is connected, and yet nobody answers",
             "look at the firewall and at `edgelink status` of relay and head",
+        ),
+        Reason(
+            "RouteElsewhere",
+            "this machine sends what is for them by another device than the overlay's",
+            "see [OverlayUp](#overlayup)",
         ),
         Reason(
             "MtuBlackHole",

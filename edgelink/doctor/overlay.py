@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, refused, skipped
 from edgelink.errors import OverlayAddressError
 from edgelink.overlay.diagnosis import TCP_REMEDY, UDP_REMEDY
 from edgelink.overlay.echo_wire import PORT
 from edgelink.overlay.link import check_collision
+from edgelink.ray_cluster.local_ray import noted_user_uid
 
 _MOST_PEERS = 12
 _SLOW_NAME_S = 1.0
@@ -14,14 +17,21 @@ _MOST_NAMES = 3
 
 
 def overlay_network(surroundings: Surroundings) -> Finding:
-    """Is the overlay's network used for nothing else here?
+    """Does what is for the overlay leave by its device, and is its network used for nothing else here?
 
-    A LAN, a VPN or a Docker bridge with the same addresses takes packets that are the overlay's, or the other way.
+    The kernel is asked for each node. A rule before EdgeLink's own, or an address of this machine, may take packets
+    that are the overlay's. A LAN, a VPN or a Docker bridge with the same addresses is not reached any more.
     """
     overlay = surroundings.config.overlay
     if overlay.kind == "existing":
         return skipped("the overlay is one that was there already (overlay.kind: existing)")
     network, _, others = surroundings.probes.local_networks(overlay.device)
+    if network is not None and surroundings.membership is not None:
+        own_ip, uid = surroundings.membership.lease.overlay_ip, noted_user_uid(surroundings.paths) or 0
+        members = {IPv4Address(address): name for name, address in surroundings.peers.items()}
+        ways = surroundings.probes.ways(overlay.device, own_ip, network, members, uid)
+        if ways.elsewhere:
+            return failed(ways.elsewhere, ways.remedy)
     if network is None and surroundings.membership is not None:
         network = surroundings.membership.lease.cidr
     if network is None and surroundings.is_relay:
@@ -32,7 +42,7 @@ def overlay_network(surroundings: Surroundings) -> Finding:
         check_collision(network, others)
     except OverlayAddressError as error:
         return refused(error)
-    return ok("no other device leads into it", str(network))
+    return ok("what is for it leaves by its device", str(network))
 
 
 def overlay_mtu(surroundings: Surroundings) -> Finding:

@@ -29,6 +29,7 @@ from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find
 from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
 from edgelink.overlay.reach import answers_ping, may_open_raw
+from edgelink.overlay.ways import Ways, look
 from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.ports import Protocol
@@ -237,6 +238,12 @@ class Probes:
             return own, state.mtu, await links.local_networks(device)
 
         return asyncio.run(ask())
+
+    def ways(
+        self, device: str, own_ip: IPv4Address, network: IPv4Network, members: Mapping[IPv4Address, str], uid: int
+    ) -> Ways:
+        """By which device the kernel sends to the other nodes, for root and for the user ``uid``."""
+        return asyncio.run(look(device, own_ip, network, members, sorted({0, uid})))
 
     def devices(self) -> set[str]:
         """The network devices here."""

@@ -14,6 +14,7 @@ from edgelink.conditions import Conditions, Phase, Said
 from edgelink.facts.board import Table, Wish
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
+from edgelink.overlay.ways import Ways
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import Session
@@ -74,6 +75,7 @@ class Facts:
         listing: the ids of the EasyTiers that ours lists, and whether each is reached directly.
         echo_wishes: how often this daemon has wanted every other node asked at once.
         last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
+        ways: by which device the kernel sends to the other nodes, where that is not the overlay's.
         host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
         easytier_version: the version of the EasyTier that is used here. None: not known yet.
         versions: the versions of Ray, Python and what is trained with, once they are known.
@@ -126,6 +128,7 @@ class Facts:
     listing: frozenset[tuple[str, bool]] = frozenset()
     echo_wishes: int = 0
     last_answer_s: float | None = None
+    ways: Ways = field(default_factory=Ways)
     host_patience_s: int | None = None
     easytier_version: str | None = None
     versions: Versions = field(default_factory=Versions)

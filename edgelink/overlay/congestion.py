@@ -1,10 +1,11 @@
-"""BBR for the tunnel's own TCP and for what runs in the overlay, without a change to the host's default.
+"""BBR for the tunnel's own TCP, without a change to the host's default.
 
 Linux's default, cubic, takes each lost packet for congestion. A route may name another congestion control
 (``congctl``), which each connection takes that begins while the route holds. So a table of ours mirrors table main
-with ``congctl bbr`` in each route, and rules lead three kinds of TCP there: to the relays that EasyTier dials, from
-EasyTier's own listeners, and to the overlay. Table main stays untouched, and what looks at the machine's ways without
-asking for TCP sees it as it is: our table cannot hide that the uplink changed.
+with ``congctl bbr`` in each route, and rules lead two kinds of TCP there: to the relays that EasyTier dials, and from
+EasyTier's own listeners. Table main stays untouched, and what looks at the machine's ways without asking for TCP sees
+it as it is: our table cannot hide that the uplink changed. The overlay's own route has BBR in the table that keeps it
+(:mod:`edgelink.overlay.own_routes`).
 
 The rules stand directly before main's, so that whatever decides earlier goes on deciding. What the mirror cannot copy
 faithfully becomes a ``throw`` there: main decides. The kernel takes routes of a lost device or address out of every
@@ -29,14 +30,14 @@ from edgelink.config.schemes import tcp_ends
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.fence import PROTOCOL
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.process.host_tcp import MTU_PROBING, PROC_SYS
 from edgelink.reconcile import Wakeup
 
 CONTROL = "bbr"
-TABLE = 233  # as our PROTOCOL, by which routes and rules of ours are known after a crash
+PROTOCOL = 233  # who made a route; none of rtnetlink.h's and of iproute2's rt_protos: what has it is ours
+TABLE = 233
 PRIORITY = 32765  # main's rule has 32766
 
 _AF_INET = 2
@@ -111,7 +112,7 @@ def rules_for(spec: OverlaySpec, addresses: Iterable[str], *, has_probing: bool)
     A rule with a port hides "fragmentation needed" from a connection: the kernel looks for the route that it concerns
     without ports. Where TCP does not probe (``has_probing``) listeners therefore get no rule. The others name no port.
     """
-    rules = {Rule(to=str(spec.overlay_ip.network)), *(Rule(to=f"{address}/32") for address in addresses)}
+    rules = {Rule(to=f"{address}/32") for address in addresses}
     if has_probing:
         rules |= {Rule(source_port=end.port) for end in tcp_ends(spec.listeners) if end.port}
     return frozenset(rules)

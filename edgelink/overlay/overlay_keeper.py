@@ -36,12 +36,13 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
-from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
 from edgelink.overlay.mend import HeldTun, Mend
+from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.uplink import Connections, Finding, Uplink
+from edgelink.overlay.ways import Ways
 from edgelink.process import Identity, SupervisedProcess, inotify
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.reconcile import Nudge
@@ -112,6 +113,7 @@ class Inputs:
     restart_for_relays: Wish
     restart_for_pair: Wish
     standstills: int
+    ways: Ways
     own: Looked
 
     def occasion(self, spec: OverlaySpec) -> Occasion:
@@ -187,13 +189,13 @@ class OverlayKeeper(Part[Inputs, Do]):
         preflight: Callable[[OverlaySpec, LinkMonitor], Awaitable[None]],
         private_hosts: stun.PrivateHosts,
         guard: TableKeeper,
-        fence: Fence,
+        routes: OwnRoutes,
         congestion: TunnelCongestion,
         mend: Mend,
         held_tun: HeldTun,
         connections: Connections,
     ) -> None:
-        """``guard``, ``fence`` and ``congestion`` stand around EasyTier for as long as it runs."""
+        """``guard``, ``routes`` and ``congestion`` stand around EasyTier for as long as it runs."""
         super().__init__(board, own=Looked())
         self.own: Looked
         self.guard = guard
@@ -211,7 +213,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._uplink = Uplink(board, links, clock, connections)
         self._mend_device = mend
         self._held_tun = held_tun
-        self._fence = fence
+        self._routes = routes
         self._congestion = congestion
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
@@ -252,7 +254,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             return Decision(does=Look(occasion))
         if not own.is_ours:
             problem = device_problem(own.device, spec, is_ours=not self._is_existing)
-            return Decision((self._verdict(problem, spec, own),), again_s=own.look_at_s - at_s)
+            return Decision((self._verdict(problem, spec, now),), again_s=own.look_at_s - at_s)
         if easytier is None:
             if at_s < own.start_at_s:
                 return Decision(again_s=own.start_at_s - at_s)
@@ -266,7 +268,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             return Decision(does=Replace(spec, replace(easytier, wishes=occasion.wishes), why))
         problem = device_problem(own.device, spec, was=easytier.confirmed)
         is_awaited = problem is not None and easytier.confirmed is None
-        says = () if is_awaited else (self._verdict(problem, spec, own),)
+        says = () if is_awaited else (self._verdict(problem, spec, now),)
         if (due_s := _due_s(own, easytier, problem)) > at_s:
             return Decision(says, again_s=min(own.look_at_s, due_s) - at_s)
         if own.at_s < due_s:
@@ -276,10 +278,12 @@ class OverlayKeeper(Part[Inputs, Do]):
         reason, message = problem
         return Decision(says, (Repair if own.held else GiveUp)(spec, easytier, message, reason))
 
-    def _verdict(self, problem: tuple[str, str] | None, spec: OverlaySpec, own: Looked) -> Said:
+    def _verdict(self, problem: tuple[str, str] | None, spec: OverlaySpec, now: Inputs) -> Said:
         if problem is not None:
             return is_not_so(self.condition, *problem)
-        told = (f"{spec.device} is up with {spec.overlay_ip}", *own.caveats)
+        if now.ways.elsewhere:
+            return is_not_so(self.condition, "RouteElsewhere", now.ways.in_words)
+        told = (f"{spec.device} is up with {spec.overlay_ip}", *now.own.caveats, now.ways.caveat)
         return is_so(self.condition, "DeviceConfirmed", "; ".join(filter(None, told)))
 
     async def act(self, action: Do) -> None:
@@ -326,7 +330,10 @@ class OverlayKeeper(Part[Inputs, Do]):
         if easytier is not None and is_current:
             if device.exists and not easytier.confirmed:
                 self._core.hide_secret(spec)
-            if device_problem(device, spec, was=easytier.confirmed) is None:
+            problem = device_problem(device, spec, was=easytier.confirmed)
+            if problem is None or easytier.confirmed or easytier.is_adopted:
+                await self._routes.keep(spec)  # before anybody is told that the overlay is up
+            if problem is None:
                 if not easytier.confirmed:
                     easytier = replace(easytier, confirmed=device)
                     took_s = at_s - (easytier.confirm_until_s - _START_TIMEOUT_S)
@@ -338,7 +345,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             elif easytier.confirmed:
                 fault_since_s, held = min(before.fault_since_s, at_s), self._held_tun(easytier.identity.pid)
         look_s = _LOOK_S if is_ours or self._is_existing else _TAKE_OVER_LOOK_S
-        ours = (self._core.caveat, self._core.version_note, self.guard.caveat, self._fence.caveat)
+        ours = (self._core.caveat, self._core.version_note, self.guard.caveat, self._routes.caveat)
         self.own = replace(
             self.own,
             occasion=occasion,
@@ -357,7 +364,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             self._put_confirmed(self._confirmed_config)
             self.wakeup.set()  # the plan says at once what was seen
             guard_s = await self.guard.keep()
-            await self._keep_routes(spec)
+            await self._congestion.keep(spec)
             self.own = replace(self.own, look_at_s=min(self.own.look_at_s, self._clock.monotonic_s() + guard_s))
 
     def _present(self, known: EasyTier | None, wishes: tuple[Wish, ...]) -> EasyTier | None:
@@ -383,7 +390,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         try:
             check_collision(spec.overlay_ip.network, await self._links.local_networks(spec.device))
         except OverlayAddressError as error:
-            return f"{error.message}: addresses that both have lead to one of them only"
+            return f"{error.message}: addresses that both have are reached by the overlay only"
         return ""
 
     async def _start(self, occasion: Occasion) -> None:
@@ -391,7 +398,8 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._core.capabilities()  # without an EasyTier that can be used, nothing is begun
         await self._preflight(spec, self._links)
         await self.guard.apply()
-        await self._keep_routes(spec)
+        await self._routes.keep(spec)
+        await self._congestion.keep(spec)
         if not self.own.has_failed:
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
         await self._uplink.starting(spec)
@@ -411,10 +419,6 @@ class OverlayKeeper(Part[Inputs, Do]):
         except Exception:
             self.own = replace(self.own, easytier=action.easytier)  # a wish is not tried again
             raise
-
-    async def _keep_routes(self, spec: OverlaySpec) -> None:
-        await self._fence.keep(spec.overlay_ip.network)
-        await self._congestion.keep(spec)
 
     async def _note_end(self, spec: OverlaySpec, easytier: EasyTier) -> None:
         """Say how EasyTier ended and set the moment of the next start."""
@@ -483,7 +487,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             await self._process.stop()
             await self.guard.remove()
             await self._congestion.remove()
-            await self._fence.remove()
+            await self._routes.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 

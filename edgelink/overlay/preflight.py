@@ -25,11 +25,13 @@ async def check(spec: OverlaySpec, links: LinkMonitor) -> None:
 
     Raises:
         MissingDependencyError: no TUN, no right to make devices.
-        OverlayAddressError: the overlay's network is in use on this machine.
+        OverlayAddressError: a device of this machine has an address in the overlay's network.
         OverlayError: a port or the device is taken.
     """
     check_machine()
-    check_collision(spec.overlay_ip.network, await links.local_networks(spec.device))
+    networks = await links.local_networks(spec.device)
+    # A route leads nowhere once our own rule is there: who pushes one by DHCP is not to keep the overlay down.
+    check_collision(spec.overlay_ip.network, [network for network in networks if network.is_connected])
     check_ports(spec)
     if (await links.observe(spec.device)).exists:
         raise OverlayError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address
 from typing import Any, Final
 
@@ -36,7 +37,9 @@ from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.traffic import Traffic
+from edgelink.overlay.way_watch import WayWatch
 from edgelink.process import Launcher
+from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.reconcile import run_reconciler
 from edgelink.roles.identities import Identities
 from edgelink.roles.lifecycle import end_all
@@ -94,6 +97,16 @@ class OverlayParts:
         self._congestion = machine.congestion(
             self.links, clock, config.overlay.device, is_wanted=config.host.tcp_congestion == "routes"
         )
+        routes = machine.routes(clock, sets_bbr=config.host.tcp_congestion == "routes")
+        self._way_watch = WayWatch(
+            board=board,
+            routes=routes,
+            links=self.links,
+            device=config.overlay.device,
+            look=machine.ways,
+            ray_uid=partial(noted_user_uid, paths),
+            clock=clock,
+        )
         self.overlay = OverlayKeeper(
             board=board,
             binary=self.binary,
@@ -111,7 +124,7 @@ class OverlayParts:
                 open_without="EasyTier's RPC may be open to every user of this machine",
                 enabled=config.firewall.enabled,
             ),
-            fence=machine.fence(clock),
+            routes=routes,
             congestion=self._congestion,
             mend=machine.mend,
             held_tun=machine.held_tun,
@@ -141,7 +154,7 @@ class OverlayParts:
         tasks.create_task(self.links.run(), name="links")
         tasks.create_task(self.overlay.run(), name="easytier")
         tasks.create_task(self.echo.run(), name="echo-end")
-        parts: list[Part[Any, Any]] = [self.overlay, self.echo]
+        parts: list[Part[Any, Any]] = [self.overlay, self.echo, self._way_watch]
         if self._config.overlay.kind == "easytier":
             parts += [self.dialled, self.identities]
             tasks.create_task(self._congestion.run(), name="congestion")
@@ -272,6 +285,8 @@ class OverlayParts:
     async def why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         """The likeliest cause of nobody's answering; None where EasyTier is not there to be asked."""
         spec = self._board.facts.overlay_spec
+        if elsewhere := self._board.facts.ways.in_words:
+            return Diagnosis("RouteElsewhere", elsewhere)
         if self._config.overlay.kind == "existing" or spec is None:
             return None
         try:

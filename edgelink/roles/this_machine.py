@@ -7,7 +7,7 @@ together as ever, on machines that they only pretend (``tests/sim.py``).
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Literal
@@ -15,16 +15,17 @@ from typing import Literal
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.files import Files
-from edgelink.overlay import echo, mend, preflight, punching, stale, traffic
+from edgelink.overlay import echo, mend, preflight, punching, stale, traffic, ways
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.echo import Echo
-from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.nft_watch import NftWatch
+from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
+from edgelink.overlay.ways import Ways
 from edgelink.process import Launcher, SupervisedProcess, choose_launcher, host_tcp
 from edgelink.process.ports import Connection, connections_of
 from edgelink.process.service_manager import ServiceManager
@@ -92,9 +93,20 @@ class ThisMachine:
         """Return what observes the devices and routes."""
         return LinkMonitor()
 
-    def fence(self, clock: Clock) -> Fence:
+    def routes(self, clock: Clock, *, sets_bbr: bool) -> OwnRoutes:
         """Return what keeps the overlay's packets from leaving by another device."""
-        return Fence(clock)
+        return OwnRoutes(clock, sets_bbr=sets_bbr)
+
+    async def ways(
+        self,
+        device: str,
+        own_ip: IPv4Address,
+        network: IPv4Network,
+        members: Mapping[IPv4Address, str],
+        uids: Collection[int],
+    ) -> Ways:
+        """Ask the kernel by which device it sends to the other nodes; see :func:`edgelink.overlay.ways.look`."""
+        return await ways.look(device, own_ip, network, members, uids)
 
     def congestion(self, links: LinkMonitor, clock: Clock, device: str, *, is_wanted: bool) -> TunnelCongestion:
         """Return what gives the tunnel its congestion control."""
