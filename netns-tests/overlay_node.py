@@ -30,6 +30,7 @@ from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import held_tun, mend_device
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.own_routes import OwnRoutes
+from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.way_watch import WayWatch
@@ -90,7 +91,9 @@ async def main(settings: dict[str, object]) -> None:
         clock=clock,
         preflight=preflight.check,
         private_hosts=PrivateHosts(paths.state),
-        guard=TableKeeper(None, clock, open_without="nothing: this node has no table"),
+        guard=TableKeeper(
+            rpc_guard(config.rpc_port, config.device, [], spec.overlay_ip), clock, open_without="the RPC may be open"
+        ),
         routes=routes,
         congestion=congestion,
         mend=mend_device,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from pings import Pings
 
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.overlay.own_routes import PRIORITY, TABLE
+from edgelink.overlay.rpc_guard import RPC_TABLE
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 NEIGHBOUR, GATEWAY = "edge-1-nat", "192.168.11.1"
@@ -166,6 +168,9 @@ def test_what_comes_before_our_rule_is_named(overlay: OverlayLab, what: str) -> 
             "it is named", lambda: last(overlay), NAMED_WITHIN_S, wanted=lambda now: now["status"] == "False"
         )
         assert told["reason"] == "RouteElsewhere"
+        for asked in ((), ("-I", OWN_IP)):
+            overlay.lab.exec(EDGE, ["ping", "-c", "3", "-i", "0.1", "-W", "1", *asked, HEAD_IP], capture=True)
+        assert heard(overlay) == 0
         assert all(word in told["message"] for word in words), told["message"]
     wait_until("all is well", lambda: last(overlay), NAMED_WITHIN_S, wanted=lambda now: now["status"] == "True")
     assert "route" not in last(overlay)["message"]
@@ -176,6 +181,9 @@ def test_an_earlier_rule_for_marked_packets_is_a_caveat(overlay: OverlayLab) -> 
     with added(overlay, (*LED_AWAY, "rule add pref 50 fwmark 0x5 lookup 100")):
         told = wait_until("a caveat", lambda: last(overlay), NAMED_WITHIN_S, wanted=lambda now: "0x5" in now["message"])
         assert told["status"] == "True"
+        marked = ["ping", "-c", "3", "-i", "0.1", "-W", "1", "-m", "5", HEAD_IP]
+        assert overlay.lab.exec(EDGE, marked, capture=True).returncode != 0, "the mark leads them away"
+        assert heard(overlay) == 0
     wait_until("it is gone", lambda: last(overlay), NAMED_WITHIN_S, wanted=lambda now: "0x5" not in now["message"])
 
 
@@ -223,3 +231,37 @@ def test_what_is_for_a_member_leaves_by_no_other_way(overlay: OverlayLab) -> Non
     overlay.start(EDGE)
     overlay.wait_connected()
     assert ours(overlay) == found
+
+
+SEND_SPOOFED = """
+import socket, struct, sys
+source, target = sys.argv[1:]
+with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as end:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"et0")
+    udp = struct.pack("!HHHH", 4444, 9999, 9, 0) + b"x"
+    inside = (socket.inet_aton(source), socket.inet_aton(target))
+    end.sendto(struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, *inside) + udp, (target, 0))
+"""
+
+
+def dropped(overlay: OverlayLab, node: str, rule: str) -> int:
+    """How many packets the rule has dropped there."""
+    told = overlay.sh(node, f"nft list table inet {RPC_TABLE}")
+    return int(re.findall(rf"{re.escape(rule)} counter packets (\d+)", told)[0])
+
+
+def test_foreign_addresses_come_in_by_no_device(overlay: OverlayLab) -> None:
+    """A member sends from an address outside the overlay, the head's LAN; a neighbour from one inside it."""
+    by_et0, beside = f'iifname "et0" ip saddr != {NETWORK}', f'iifname != "et0" ip saddr {NETWORK}'
+    before = dropped(overlay, CLOUD, by_et0)
+    for source in ("8.8.8.8", "192.168.10.7"):
+        overlay.lab.exec(EDGE, [sys.executable, "-c", SEND_SPOOFED, source, HEAD_IP], capture=True, check=True)
+    wait_until("the head drops them", lambda: dropped(overlay, CLOUD, by_et0), wanted=lambda now: now == before + 2)
+    overlay.sh(NEIGHBOUR, f"ip addr add {HEAD_IP}/32 dev lo")
+    try:
+        before = dropped(overlay, EDGE, beside)
+        asks = ["ping", "-c", "2", "-W", "1", "-I", HEAD_IP, "192.168.11.2"]
+        assert overlay.lab.exec(NEIGHBOUR, asks, capture=True).returncode != 0
+        assert dropped(overlay, EDGE, beside) >= before + 2
+    finally:
+        overlay.sh(NEIGHBOUR, f"ip addr del {HEAD_IP}/32 dev lo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 from overlay_world import SPEC
@@ -80,7 +80,7 @@ class World:
         await self.ray.apply()
         await self.look()
 
-    def drop(self, addresses: frozenset[IPv4Address]) -> None:
+    def drop(self, addresses: frozenset[IPv4Address], overlay_ip: IPv4Interface | None) -> None:
         self.dropped = addresses
 
     async def look(self) -> None:
@@ -91,29 +91,37 @@ class World:
 
 
 REVOKED = frozenset({IPv4Address("10.10.0.9")})
-IN_PLACE = Inputs(frozenset(), None, Seen(looked_for=0, at_s=999.0, is_wanted=True))
+NOTHING = Drop(frozenset(), None)
+IN_PLACE = Inputs(frozenset(), None, Seen(dropped=NOTHING, looked_for=0, at_s=999.0, is_wanted=True))
 
 
 @pytest.mark.parametrize(
     ("now", "does"),
     [
         (IN_PLACE, None),
-        (replace(IN_PLACE, own=Seen()), Keep(0)),
+        (replace(IN_PLACE, own=Seen()), NOTHING),
+        (replace(IN_PLACE, own=Seen(dropped=NOTHING)), Keep(0)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, changes=1)), Keep(1)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, at_s=998.0)), Keep(0)),
-        (replace(IN_PLACE, revoked_ips=REVOKED), Drop(REVOKED)),
-        (replace(IN_PLACE, own=replace(IN_PLACE.own, dropped=REVOKED)), Drop(frozenset())),
-        (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, dropped=REVOKED)), None),
-        (replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC), Drop(REVOKED)),
+        (replace(IN_PLACE, revoked_ips=REVOKED), Drop(REVOKED, None)),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, dropped=Drop(REVOKED, None))), NOTHING),
+        (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, dropped=Drop(REVOKED, None))), None),
+        (replace(IN_PLACE, overlay_spec=SPEC), Drop(frozenset(), SPEC.overlay_ip)),
+        (
+            replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC),
+            Drop(REVOKED, SPEC.overlay_ip),
+        ),
     ],
     ids=[
         "all is in place",
         "a new daemon",
+        "it has dropped what is to be",
         "somebody has changed a table",
         "two seconds later",
         "a node is revoked",
         "nobody is revoked any more",
         "a revoked node's address is dropped",
+        "it has an address",
         "our own address is revoked",
     ],
 )

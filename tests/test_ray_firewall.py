@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 from contextlib import closing
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,7 @@ def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
         (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2),
         (rpc_guard(15888), 6),
         (rpc_guard(15888, "et0", [REVOKED]), 8),
+        (rpc_guard(15888, "et0", [REVOKED], IPv4Interface("10.10.0.3/24")), 11),
     )
     for table, rules in guards:
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
@@ -224,6 +225,18 @@ def test_what_revoked_nodes_held_is_dropped_both_ways_on_the_overlay_only() -> N
     assert any(line.startswith(f'iifname "et7" ip saddr {dropped}') for line in lines)
     assert any(line.startswith(f'oifname "et7" ip daddr {dropped}') for line in lines)
     assert rpc_guard(1, "et7", []) == rpc_guard(1)
+
+
+def test_the_overlay_stays_on_its_device() -> None:
+    """Our own address is reached by loopback; a member's by no other device, in and out."""
+    chains = rpc_guard(1, "et7", [], IPv4Interface("10.10.0.3/24")).chains
+    lines = [line.strip().partition(" comment")[0] for line in chains.split("\n")]
+    for ours, others in (
+        ('oifname "lo" ip daddr 10.10.0.3 accept', 'oifname != "et7" ip daddr 10.10.0.0/24 counter drop'),
+        ('iifname "lo" ip saddr 10.10.0.3 accept', 'iifname != "et7" ip saddr 10.10.0.0/24 counter drop'),
+    ):
+        assert lines.index(ours) + 1 == lines.index(others)
+    assert 'iifname "et7" ip saddr != 10.10.0.0/24 counter drop' in lines
 
 
 def test_running_the_script_twice_is_harmless() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
 import pytest
@@ -193,19 +193,20 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     membership = world.authority.relay_membership(NodeKey.generate(), "relay")
     give(member.board, membership=membership)
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
+    own_interface = IPv4Interface(f"{own}/{membership.lease.cidr.prefixlen}")
     guard, exposure = member.parts.overlay.guard, member.exposure
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(other, own)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert guard.is_in_doubt
-    assert guard.table == rpc_guard(15888, "et0", [other])
+    assert guard.table == rpc_guard(15888, "et0", [other], own_interface)
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(own, other)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert not guard.is_in_doubt
     give(member.board, network=NetworkTold(revoked_ips=()))
     await settle(exposure, member.board, member.conditions, member.clock)
-    assert guard.table == rpc_guard(15888)
+    assert guard.table == rpc_guard(15888, "et0", [], own_interface)
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

@@ -2,9 +2,16 @@
 
 The same table holds the ends of its connections that are known to be dead (:mod:`edgelink.overlay.dead_paths`): what
 EasyTier sends there is refused, so that it gives them up. It also refuses, while :mod:`edgelink.overlay.punching` says
-so, the packets by which EasyTier looks for direct paths. And it drops what the overlay brings from or takes to
-addresses of revoked nodes: their own EasyTier is kept out by the change of the secret, which takes its time, and which
-a node whose disk is full does not follow. An address is easily taken by another that has the secret: a belt, no lock.
+so, the packets by which EasyTier looks for direct paths.
+
+It keeps the overlay on its device: what is for a member leaves by no other, what has a member's address comes in by no
+other, and nothing else comes in by that one. Our own rule (:mod:`edgelink.overlay.own_routes`) sees to the ways; this
+holds where somebody's rule comes before ours. It drops and does not reject, so that a TCP connection goes on when the
+way is back.
+
+And it drops what the overlay brings from or takes to addresses of revoked nodes: their own EasyTier is kept out by the
+change of the secret, which takes its time, and which a node whose disk is full does not follow. An address is easily
+taken by another that has the secret: a belt, no lock.
 
 Apart from the table around Ray's ports, because the relay has an EasyTier and no Ray, and because where relay and
 head share a machine each daemon may come and go without taking the other's rules along.
@@ -13,7 +20,7 @@ head share a machine each daemon may come and go without taking the other's rule
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 
 from edgelink.overlay.nft import MARK, OPENING, Table
 
@@ -27,10 +34,18 @@ _PUNCH = "udp length 32 @th,96,32 0x05001000"
 _STUN = "udp length 36 @th,96,32 0x2112a442"
 
 
-def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = ()) -> Table:
-    """The RPC is closed from outside, the overlay included, and on loopback to all but root; dead paths are closed.
+def rpc_guard(
+    rpc_port: int,
+    device: str = "",
+    revoked: Iterable[IPv4Address] = (),
+    overlay_ip: IPv4Interface | None = None,
+) -> Table:
+    """Close the RPC from outside, the overlay included, and on loopback to all but root. Close dead paths.
 
-    ``revoked``: addresses that nothing comes from or goes to on ``device``, the overlay's.
+    Args:
+        device: the overlay's.
+        revoked: addresses that nothing comes from or goes to on ``device``.
+        overlay_ip: our address, whose network is kept on ``device``. None: it is not known.
     """
     return Table(
         RPC_TABLE,
@@ -58,7 +73,7 @@ def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = 
     ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
-{_without(device, revoked)}""",
+{_without(device, revoked)}{_kept_on(device, overlay_ip)}""",
     )
 
 
@@ -75,5 +90,24 @@ def _without(device: str, revoked: Iterable[IPv4Address]) -> str:
   chain to_revoked {{
     type filter hook postrouting priority filter; policy accept;
     oifname "{device}" ip daddr {{ {addresses} }} counter drop comment "{MARK}"
+  }}
+"""
+
+
+def _kept_on(device: str, overlay_ip: IPv4Interface | None) -> str:
+    """After and before routing, so for this machine's containers too. Devices by name: their indexes change."""
+    if overlay_ip is None:
+        return ""
+    own, network = overlay_ip.ip, overlay_ip.network
+    return f"""  chain to_members {{
+    type filter hook postrouting priority filter; policy accept;
+    oifname "lo" ip daddr {own} accept comment "{MARK}"
+    oifname != "{device}" ip daddr {network} counter drop comment "{MARK}"
+  }}
+  chain from_members {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname "lo" ip saddr {own} accept comment "{MARK}"
+    iifname != "{device}" ip saddr {network} counter drop comment "{MARK}"
+    iifname "{device}" ip saddr != {network} counter drop comment "{MARK}"
   }}
 """

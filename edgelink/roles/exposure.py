@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from typing import Any, ClassVar, Protocol
 
 from edgelink.clock import Clock
@@ -24,12 +24,20 @@ _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and w
 
 
 @dataclass(frozen=True)
+class Drop(Action):
+    """Let nothing come from or go to these overlay addresses, and keep the network of our own on its device."""
+
+    addresses: frozenset[IPv4Address]
+    overlay_ip: IPv4Interface | None
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the part itself has done and seen.
 
     Attributes:
         changes: how often the kernel has told of a change to a table.
-        dropped: the overlay addresses that are dropped.
+        dropped: what is dropped on and beside the overlay's device.
         looked_for: the changes at the last look. None: it has not looked since something was dropped.
         at_s: when that was, on the monotonic clock.
         is_wanted: there is something to protect.
@@ -39,7 +47,7 @@ class Seen:
     """
 
     changes: int = 0
-    dropped: frozenset[IPv4Address] = frozenset()
+    dropped: Drop | None = None
     looked_for: int | None = None
     at_s: float = 0.0
     is_wanted: bool = False
@@ -57,16 +65,10 @@ class Inputs:
     own: Seen
 
     @property
-    def to_drop(self) -> frozenset[IPv4Address]:
+    def to_drop(self) -> Drop:
         """The addresses of revoked nodes, which never include our own."""
-        return self.revoked_ips - (set() if self.overlay_spec is None else {self.overlay_spec.overlay_ip.ip})
-
-
-@dataclass(frozen=True)
-class Drop(Action):
-    """Let nothing come from or go to these overlay addresses."""
-
-    addresses: frozenset[IPv4Address]
+        own = None if self.overlay_spec is None else self.overlay_spec.overlay_ip
+        return Drop(self.revoked_ips - (set() if own is None else {own.ip}), own)
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ class Exposure(Part[Inputs, Drop | Keep]):
         self,
         board: Board[Any],
         config: Config,
-        drop: Callable[[frozenset[IPv4Address]], None],
+        drop: Callable[[frozenset[IPv4Address], IPv4Interface | None], None],
         tables: NftWatch,
         clock: Clock,
     ) -> None:
-        """``drop``: has the overlay bring nothing from these addresses and take nothing to them."""
+        """``drop``: does what :class:`Drop` says."""
         super().__init__(board, own=Seen())
         self.own: Seen
         self._board = board
@@ -146,7 +148,7 @@ class Exposure(Part[Inputs, Drop | Keep]):
     def plan(self, now: Inputs, at_s: float) -> Decision[Drop | Keep]:
         own = now.own
         if own.dropped != now.to_drop:
-            return Decision(does=Drop(now.to_drop))
+            return Decision(does=now.to_drop)
         if not self._config.firewall.enabled:
             return Decision((self._switched_off(),))
         if own.looked_for != own.changes or at_s >= own.at_s + _LOOK_S:
@@ -156,8 +158,8 @@ class Exposure(Part[Inputs, Drop | Keep]):
 
     async def act(self, action: Drop | Keep) -> None:
         match action:
-            case Drop(addresses):
-                self._note_dropped(addresses)
+            case Drop():
+                self._note_dropped(action)
             case Keep(changes):
                 wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
                 for keeper in wanted:
@@ -174,9 +176,9 @@ class Exposure(Part[Inputs, Drop | Keep]):
                     left_open="" if self._ray is None else listed(open_ranges(self._config)),
                 )
 
-    def _note_dropped(self, addresses: frozenset[IPv4Address]) -> None:
-        self._drop(addresses)
-        self.own = replace(self.own, dropped=addresses, looked_for=None)
+    def _note_dropped(self, wanted: Drop) -> None:
+        self._drop(wanted.addresses, wanted.overlay_ip)
+        self.own = replace(self.own, dropped=wanted, looked_for=None)
 
     def _switched_off(self) -> Said:
         ray = "" if self._ray is None else "Ray and the training answer on every network of this machine; "

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from typing import Any, Final
 
 from edgelink.api.server import Caller, Route, route
@@ -176,9 +176,9 @@ class OverlayParts:
             self._put_version(self._binary.version)
         return self._binary
 
-    def drop(self, revoked: Iterable[IPv4Address]) -> None:
-        """Have the overlay bring nothing from these addresses and take nothing to them."""
-        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, set(revoked))
+    def drop(self, revoked: Iterable[IPv4Address], overlay_ip: IPv4Interface | None) -> None:
+        """Have the overlay bring nothing from these addresses and take nothing to them, and keep it on its device."""
+        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, set(revoked), overlay_ip)
         self.overlay.guard.want(self._guard)
 
     def route(self) -> Route:
