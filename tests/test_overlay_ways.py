@@ -16,7 +16,17 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.own_routes import PRIORITY, TABLE, OwnRoutes
 from edgelink.overlay.way_watch import LookAround, WayWatch
-from edgelink.overlay.ways import Answer, Question, Rule, Ways, has_foreign_local, judge, questions, rules_before_ours
+from edgelink.overlay.ways import (
+    Answer,
+    Question,
+    Rule,
+    Ways,
+    has_foreign_local,
+    judge,
+    others_to_ask,
+    questions,
+    rules_before_ours,
+)
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks
@@ -120,6 +130,13 @@ def test_addresses_of_the_overlay_in_table_local(address: str, length: int, is_f
     message: Any = rtmsg()
     message["dst_len"], message["attrs"] = length, [("RTA_DST", address)]
     assert has_foreign_local([message], OWN_IP, NETWORK) is is_foreign
+
+
+def test_somebody_is_asked_for_where_nobody_is_known() -> None:
+    """As on the relay that holds the registry. Nobody can be in a network of one address."""
+    assert others_to_ask(OWN_IP, NETWORK, {OWN_IP: "edge-1", HEAD_IP: "cloud"}) == {HEAD_IP: "cloud"}
+    assert list(others_to_ask(IPv4Address("10.10.0.1"), NETWORK, {})) == [HEAD_IP]
+    assert others_to_ask(OWN_IP, IPv4Network("10.10.0.3/32"), {}) == {}
 
 
 AWAY = Answer(("eth0",), table=100, network=IPv4Network("10.0.0.0/8"), gateway="192.168.11.1", maker=3)

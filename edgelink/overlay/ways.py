@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
+from itertools import islice
 from typing import Any
 
 from pyroute2 import AsyncIPRoute
@@ -223,8 +224,7 @@ async def look(
         before, has_ours = rules_before_ours(rules)
         names = {m["index"]: str(m.get_attr("IFLA_IFNAME")) async for m in await netlink.link("dump")}
         local = [m async for m in await netlink.route("dump", family=_AF_INET, table=_LOCAL_TABLE)]
-        others = {ip: name for ip, name in members.items() if ip != own_ip}
-        others = others or {next(ip for ip in network.hosts() if ip != own_ip): "another node"}
+        others = others_to_ask(own_ip, network, members)
         if has_ours and not before and not has_foreign_local(local, own_ip, network):
             others = dict(list(others.items())[:_SAMPLE])
         asked = questions(before, own_ip, network, uids)
@@ -234,6 +234,14 @@ async def look(
                 answer = await _ask(netlink, ip, question, names)
                 found.append((f"{name} ({ip})", answer, is_ours))
     return judge(found, device, before)
+
+
+def others_to_ask(
+    own_ip: IPv4Address, network: IPv4Network, members: Mapping[IPv4Address, str]
+) -> Mapping[IPv4Address, str]:
+    """Return the other nodes; where none is known, an address that one might have; pure."""
+    known = {ip: name for ip, name in members.items() if ip != own_ip}
+    return known or {ip: "another node" for ip in islice(network.hosts(), 2) if ip != own_ip}
 
 
 def rules_before_ours(messages: Iterable[Any]) -> tuple[list[Rule], bool]:
