@@ -59,6 +59,15 @@ class Starter(Part[Inputs, Start | Commit]):
         self.acts: list[str] = []
         self.during: Callable[[str], Awaitable[object]] = nothing
         self.again_s = 60.0
+        self.told = 0
+
+    @property
+    def changes(self) -> int:
+        return self.told
+
+    def hear(self) -> None:
+        self.told += 1
+        self.wakeup.set()
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Start | Commit]:
         if now.wanted == "the end":
@@ -206,6 +215,20 @@ async def test_a_change_while_an_action_fails_does_not_wait_for_the_next_try(wor
     world.want("ray")
     await eventually(lambda: "ray starts" in world.says())
     may_fail.set()
+    await eventually(lambda: world.board.facts.runs == "ray")
+
+
+async def test_what_a_part_is_told_while_an_action_fails_does_not_wait_for_the_next_try(world: World) -> None:
+    """Such as by the kernel: it may be the very thing that the action failed by."""
+
+    async def fail(_what: str) -> None:
+        if not world.part.told:
+            world.part.hear()
+            await eventually(lambda: not world.part.wakeup.is_set)
+            raise UsageError("it can never be")
+
+    world.part.during = fail
+    world.want("ray")
     await eventually(lambda: world.board.facts.runs == "ray")
 
 

@@ -71,6 +71,11 @@ class Part(ABC, Generic[Inputs, Do]):
         self.own = own
         board.read(self.inputs, self.name, self.wakeup)
 
+    @property
+    def changes(self) -> int:
+        """How often somebody has told the part of something that is no fact. A failure is tried again soon then."""
+        return 0
+
     @abstractmethod
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         """Decide by ``now``, at ``at_s`` on the monotonic clock. Pure: no I/O, no clock, no change of the part."""
@@ -99,7 +104,7 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
     done_at_s = 0.0
     failed: type[Action] | None = None  # what goes well before it is tried again is not the end of its failure
     while True:
-        own, tried = part.own, None
+        own, changes, tried = part.own, part.changes, None
         now = board.select(part.inputs, own)
         try:
             decision = _planned(part, board, now, conditions, clock)
@@ -121,7 +126,8 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
             tries.went_well()
         except Exception as failure:  # the loop is the one place where the unexpected ends
             done, failed, wait_s = None, tried, tries.failed(failure)
-            if board.select(part.inputs, own) != now:  # a fact's wake-up is spent, if it came while the action ran
+            # A wake-up is spent, if it came while the action ran.
+            if part.changes != changes or board.select(part.inputs, own) != now:
                 wait_s = min(wait_s, _CHANGED_S)
         await part.wakeup.wait(wait_s)
     raise decision.ends

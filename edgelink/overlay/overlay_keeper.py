@@ -233,6 +233,10 @@ class OverlayKeeper(Part[Inputs, Do]):
                 self._put_ends(self._board.facts.easytier_ends + 1)  # however it ended
                 self.look_again()
 
+    @property
+    def changes(self) -> int:
+        return self.own.changes
+
     def look_again(self) -> None:
         """Look once more although no fact has changed."""
         self.own = replace(self.own, changes=self.own.changes + 1)
