@@ -425,6 +425,19 @@ async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
     assert world.condition.status is Status.FALSE
 
 
+async def test_another_easytier_that_is_there_when_one_has_ended_is_adopted(world: World) -> None:
+    """Only one may run, and nobody would wait for the end of one that works."""
+    await world.up()
+    await world.clock.advance(100.0)
+    world.process._adoptable = running()
+    world.process.end(-9)
+    await asyncio.wait_for(world.look(), 5)
+    world.links.state = UP
+    await world.look()
+    assert world.condition.status is Status.TRUE
+    assert len(world.process.started) == 1
+
+
 async def test_repeated_faults_are_restarted_with_pauses(world: World) -> None:
     """Somebody who keeps breaking the device does not make us spin."""
     await world.up()

@@ -430,10 +430,11 @@ class OverlayKeeper(Part[Inputs, Do]):
         status = await self._process.wait()  # until its device and ports are free, too
         self._core.hide_secret(spec)
         words = self._process.last_words(6)
-        self._process.adopt()  # forgets the record of the one that ended
+        if self._process.adopt() is not None:  # forgets the record of the one that ended
+            self.look_again()
         message = f"easytier-core (pid {pid}) ended" + ("" if status is None else f" with status {status}")
         self._restarts.note_end(served=was_confirmed)
-        self.own = replace(self.own, has_failed=not was_confirmed)
+        self.own = replace(self.own, easytier=None, has_failed=not was_confirmed)
         reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
         if was_confirmed:
             _log.warning("overlay.process_ended", pid=pid, status=status)

@@ -74,6 +74,8 @@ class FakeProcess(SupervisedProcess):
     def adopt(self) -> Identity | None:
         self.identity, self._adoptable = self._adoptable, None
         self._runs = self.identity is not None
+        if self._runs:
+            self._ended.clear()
         return self.identity
 
     async def start(self, spec: ProcessSpec) -> Identity:
