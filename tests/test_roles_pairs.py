@@ -14,6 +14,7 @@ from registry_world import World
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
+from edgelink.facts.part import run_part
 from edgelink.overlay.pair_heal import Word
 from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
@@ -21,7 +22,7 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, PairSilence, RelayAddresses, Role
 from edgelink.registry.topics import Topics
 from edgelink.roles.pairs import Case, Close, Do, Inputs, Look, NoteLoss, Pairs, Restart, Seen
-from edgelink.testing import FakeClock
+from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import board_with, settle
 
 RELAY_URL, RELAY_END = "tcp://198.51.100.1:11010", ("198.51.100.1", 11010)
@@ -474,6 +475,27 @@ async def test_words_that_are_not_the_nodes_own_count_for_nothing(network: Netwo
         await network.run(1)
     assert cloud.closed == []
     assert cloud.reason == "NoneLost"
+
+
+async def test_a_word_is_heard_at_once_after_one_for_somebody_else(network: Network) -> None:
+    """What a node says of whom it misses is for one node, and comes to all."""
+    cloud, edge = network.nodes["cloud"], network.nodes["edge-1"]
+    pairs = cloud.pairs
+    hearing = asyncio.create_task(pairs.run())
+    running = asyncio.create_task(run_part(pairs, cloud.board, cloud.conditions, network.clock))
+
+    def say(peer: Node) -> None:
+        said = {"network_id": network.directory.network_id, "peer": peer.key.node_id, "lists_peer": True}
+        silence = PairSilence.model_validate(said | {"silent_for_s": 1.0, "relay_answers_for_s": 1.0})
+        cloud.inbox.put(edge.key.node_id, edge.key.sign(Kind.PAIR_SILENCE, silence).model_dump_json().encode())
+
+    say(network.nodes["edge-2"])
+    await eventually(lambda: pairs.own.at_s == network.clock.monotonic_s())
+    assert cloud.asked == []
+    say(cloud)
+    await eventually(lambda: cloud.asked == ["edge-1"])
+    hearing.cancel()
+    running.cancel()
 
 
 async def test_a_topic_is_the_nodes_own(network: Network) -> None:

@@ -42,12 +42,14 @@ class Seen:
         is_ours: no other daemon of this machine keeps the responder.
         runs: which responder runs. None: none does.
         start_s: when the next one may be started.
+        changes: how often a responder has ended.
     """
 
     at_s: float = float("-inf")
     is_ours: bool = False
     runs: str | None = None
     start_s: float = 0.0
+    changes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,12 @@ class EchoKeeper(Part[Inputs, Do]):
             await self._started.wait()
             self._started.clear()
             await self.process.wait()
-            self.own = replace(self.own, at_s=float("-inf"))
+            self.own = replace(self.own, at_s=float("-inf"), changes=self.own.changes + 1)
             self.wakeup.set()
+
+    @property
+    def changes(self) -> int:
+        return self.own.changes
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         spec, own = now.overlay_spec, now.own
@@ -149,7 +155,7 @@ class EchoKeeper(Part[Inputs, Do]):
         finally:
             runs = self.process.config_hash if self.process.is_running else None
             at_s = self._clock.monotonic_s()
-            self.own = Seen(at_s, self._ownership.is_owner, runs, at_s + self._restarts.wait_s)
+            self.own = Seen(at_s, self._ownership.is_owner, runs, at_s + self._restarts.wait_s, self.own.changes)
 
     async def stop(self) -> None:
         """End the responder, unless another daemon of this machine needs it. Idempotent.

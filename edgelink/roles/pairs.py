@@ -86,6 +86,7 @@ class Seen:
         robot_moves: a training commands a robot of this machine.
         restarted_s: when EasyTier was restarted for a pair, by whichever daemon. None: it was not.
         last_healed: which pair was healed last, in words.
+        changes: how often words have come.
     """
 
     at_s: float = float("-inf")
@@ -96,6 +97,7 @@ class Seen:
     robot_moves: bool = False
     restarted_s: float | None = None
     last_healed: str = ""
+    changes: int = 0
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,12 @@ class Pairs(Part[Inputs, Do]):
         """Have the part look at each word of another node; until cancelled."""
         while True:
             await self._inbox.wakeup.wait(None)
-            self.own = replace(self.own, at_s=float("-inf"))
+            self.own = replace(self.own, at_s=float("-inf"), changes=self.own.changes + 1)
             self.wakeup.set()
+
+    @property
+    def changes(self) -> int:
+        return self.own.changes
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         own, directory = now.own, now.directory
