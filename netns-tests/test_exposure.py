@@ -31,6 +31,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.ray_cluster.temp_dir import sessions_in
 from edgelink.testing.schema import deviations
 
 EDGE = "edge-1"
@@ -132,7 +133,8 @@ def followed(road: Road) -> Iterator[Followed]:
     process = road.lab.popen(CLOUD, ["edgelink", "logs", "-n", "3000", "--ray", EDGE, "-f"], log)
     try:
         wait_until("the edge's Ray is told of", log.read_text, wanted=lambda told: "==> raylet.out <==" in told)
-        road.lab.exec(EDGE, ["sh", "-c", f"echo '{NEW_WORDS}' >> /tmp/ray/session_latest/logs/raylet.out"], check=True)
+        words = sessions_in(None) / "session_latest/logs/raylet.out"
+        road.lab.exec(EDGE, ["sh", "-c", f"echo '{NEW_WORDS}' >> {words}"], check=True)
         yield Followed(process, log)
     finally:
         process.kill()

@@ -342,7 +342,7 @@ def test_an_agent_that_needs_longer_than_ray_waits_does_not_end_ray(world: World
     world.start_daemon(head, RAY__ENVIRONMENT=json.dumps({"PYTHONPATH": str(tmp_path / "site")}))
     wait_until("it is listed", head.condition, JOIN_S, wanted=is_true)
     record = head.record()
-    (port_file,) = (tmp_path / "tmp-cloud").glob("session_2*/dashboard_agent_listen_port_*")
+    (port_file,) = (tmp_path / "tmp-cloud/own/sessions").glob("session_2*/dashboard_agent_listen_port_*")
     assert port_file.read_text() == str(RayConfig().dashboard_agent_listen_port), "as EdgeLink has pinned it"
     port_file.unlink()
     release.touch()
