@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from edgelink.clock import Clock
@@ -66,7 +66,7 @@ class Part(ABC, Generic[Inputs, Do]):
     condition: ClassVar[str]
     inputs: type[Inputs]
 
-    def __init__(self, board: Board[Any], own: object = None) -> None:
+    def __init__(self, board: Board[Any], own: Any = None) -> None:
         self.wakeup = Wakeup()
         self.own = own
         board.read(self.inputs, self.name, self.wakeup)
@@ -74,7 +74,12 @@ class Part(ABC, Generic[Inputs, Do]):
     @property
     def changes(self) -> int:
         """How often somebody has told the part of something that is no fact. A failure is tried again soon then."""
-        return 0
+        return int(getattr(self.own, "changes", 0))
+
+    def look_again(self) -> None:
+        """Plan once more although no fact has changed. ``own`` counts that in its field ``changes``."""
+        self.own = replace(self.own, changes=self.changes + 1)
+        self.wakeup.set()
 
     @abstractmethod
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:

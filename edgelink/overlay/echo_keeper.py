@@ -101,17 +101,13 @@ class EchoKeeper(Part[Inputs, Do]):
         self._has_adopted = False
 
     async def run(self) -> None:
-        """Have the part look when the responder ends; until cancelled."""
+        """Have the part look again each time the responder ends. Return by cancellation only."""
         while True:
             await self._started.wait()
             self._started.clear()
             await self.process.wait()
-            self.own = replace(self.own, at_s=float("-inf"), changes=self.own.changes + 1)
-            self.wakeup.set()
-
-    @property
-    def changes(self) -> int:
-        return self.own.changes
+            self.own = replace(self.own, at_s=float("-inf"))
+            self.look_again()
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         spec, own = now.overlay_spec, now.own

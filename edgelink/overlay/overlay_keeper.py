@@ -233,15 +233,6 @@ class OverlayKeeper(Part[Inputs, Do]):
                 self._put_ends(self._board.facts.easytier_ends + 1)  # however it ended
                 self.look_again()
 
-    @property
-    def changes(self) -> int:
-        return self.own.changes
-
-    def look_again(self) -> None:
-        """Look once more although no fact has changed."""
-        self.own = replace(self.own, changes=self.own.changes + 1)
-        self.wakeup.set()
-
     async def bound_log(self) -> None:
         """Look at EasyTier's output every two seconds, whatever state the overlay is in; until cancelled."""
         while True:

@@ -100,11 +100,6 @@ class WayWatch(Part[Inputs, LookAround]):
         links.watch(device, changed)
         links.watch_uplinks(device, changed)
 
-    def look_again(self) -> None:
-        """Look once more although no fact has changed: the kernel tells of a route, rule, address or device."""
-        self.own = replace(self.own, changes=self.own.changes + 1)
-        self.wakeup.set()
-
     def plan(self, now: Inputs, at_s: float) -> Decision[LookAround]:
         if now.overlay_spec is None:
             return Decision()

@@ -126,15 +126,6 @@ class Exposure(Part[Inputs, Drop | Keep]):
         self._keepers.append(keeper)
         self._tables.watch(table, keeper.doubts, Nudge(self.look_again))
 
-    @property
-    def changes(self) -> int:
-        return self.own.changes
-
-    def look_again(self) -> None:
-        """Somebody has changed a table."""
-        self.own = replace(self.own, changes=self.own.changes + 1)
-        self.wakeup.set()
-
     def begin(self) -> None:
         """Have the addresses of revoked nodes dropped before EasyTier is started."""
         self._note_dropped(self._board.select(Inputs, self.own).to_drop)

@@ -220,12 +220,8 @@ class Pairs(Part[Inputs, Do]):
         """Have the part look at each word of another node; until cancelled."""
         while True:
             await self._inbox.wakeup.wait(None)
-            self.own = replace(self.own, at_s=float("-inf"), changes=self.own.changes + 1)
-            self.wakeup.set()
-
-    @property
-    def changes(self) -> int:
-        return self.own.changes
+            self.own = replace(self.own, at_s=float("-inf"))
+            self.look_again()
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         own, directory = now.own, now.directory
