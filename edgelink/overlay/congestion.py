@@ -262,7 +262,7 @@ async def _put(netlink: AsyncIPRoute, rules: frozenset[Rule]) -> str:
         return "BBR is not set: this machine has no rule that leads to table main"
     main = [r async for r in await netlink.route("dump", family=_AF_INET, table=_MAIN_TABLE)]
     wanted = mirror(main)
-    present = await _table(netlink)
+    present = await routes_of(netlink, TABLE)
     if foreign := sum(1 for message in present if message["proto"] != PROTOCOL):
         return f"BBR is not set: routing table {TABLE} holds {foreign} routes of another program"
     if len(wanted) > _MOST_ROUTES:
@@ -319,16 +319,17 @@ async def _clear(netlink: AsyncIPRoute) -> None:
     """The rules first: a table without rules does nothing, and a rule without its table leads on to main."""
     for message in [m async for m in await netlink.rule("dump", family=_AF_INET) if _is_ours(m)]:
         await netlink.rule("del", **_rule_request(message))
-    for message in await _table(netlink):
+    for message in await routes_of(netlink, TABLE):
         if message["proto"] == PROTOCOL:
             with suppress(NetlinkError):  # gone with its device
                 await netlink.route("del", **_as_request(as_route(message)))
 
 
-async def _table(netlink: AsyncIPRoute) -> list[Any]:
+async def routes_of(netlink: AsyncIPRoute, table: int) -> list[Any]:
+    """Return the routes of one table as netlink tells of them."""
     try:
-        found = await netlink.route("dump", family=_AF_INET, table=TABLE)
-        return [message async for message in found if message.get_attr("RTA_TABLE") == TABLE]
+        found = await netlink.route("dump", family=_AF_INET, table=table)
+        return [message async for message in found if message.get_attr("RTA_TABLE") == table]
     except NetlinkError:
         return []  # strict kernels answer ENOENT for a table that was never used
 

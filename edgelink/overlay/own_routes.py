@@ -24,7 +24,7 @@ from edgelink.clock import Clock
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.congestion import CONTROL, PROTOCOL
+from edgelink.overlay.congestion import CONTROL, PROTOCOL, routes_of
 
 PRIORITY = 100  # the kernel's own rule for table local has 0; a VPN's and an administrator's have thousands
 TABLE = 23310  # whatever is in it, or leads there, is ours
@@ -89,7 +89,7 @@ class OwnRoutes:
             try:
                 async with AsyncIPRoute() as netlink:
                     await _remove_rules(netlink, but=None)
-                    for message in await _dump(netlink, TABLE):
+                    for message in await routes_of(netlink, TABLE):
                         await _delete(netlink, message)
                     await _remove_fence(netlink)
             except (NetlinkError, OSError) as error:
@@ -121,7 +121,7 @@ class OwnRoutes:
 
     async def _put_routes(self, netlink: Any, spec: OverlaySpec) -> bool:
         """Have exactly our routes in the table. Return whether somebody else than the kernel had changed it."""
-        present = await _dump(netlink, TABLE)
+        present = await routes_of(netlink, TABLE)
         entries = [as_entry(message) for message in present]
         dead_end = Entry(spec.overlay_ip.network)
         wanted = {dead_end}
@@ -210,17 +210,9 @@ def _rule_request(message: Any) -> dict[str, Any]:
     return request
 
 
-async def _dump(netlink: Any, table: int) -> list[Any]:
-    try:
-        found = [message async for message in await netlink.route("dump", family=_AF_INET, table=table)]
-    except NetlinkError:
-        return []  # strict kernels answer ENOENT for a table that was never used
-    return [message for message in found if message.get_attr("RTA_TABLE") == table]
-
-
 async def _remove_fence(netlink: Any) -> None:
     """Remove the route in table main that did the same before there was a table of our own."""
-    for message in await _dump(netlink, _MAIN_TABLE):
+    for message in await routes_of(netlink, _MAIN_TABLE):
         if message["proto"] == PROTOCOL and message["type"] == _UNREACHABLE:
             await _delete(netlink, message)
 
