@@ -186,7 +186,7 @@ class ConditionSet:
 
 
 def derive_phase(conditions: Conditions, *, is_stopping: bool) -> Phase:
-    """The phase of a node from its conditions; pure."""
+    """Return the phase that follows from a node's conditions."""
     if is_stopping:
         return Phase.STOPPING
     if all(c.status is Status.TRUE for c in conditions.required):

@@ -171,7 +171,7 @@ class LocalApi:
                 self._socket_path.unlink(missing_ok=True)
 
     async def keep_listening(self, clock: Clock) -> None:
-        """Make the socket again where somebody removed or replaced it, while it is served; ends by cancellation."""
+        """Make the socket again each time that somebody removes or replaces it. Return by cancellation only."""
         while True:
             await clock.sleep(_LOOK_S)
             if self._runner is None or (self._listens_on and self._socket_there() == self._listens_on):
@@ -196,7 +196,7 @@ class LocalApi:
             self._listener.close()
 
     def _socket_there(self) -> tuple[int, int] | None:
-        """Return which file is at the socket's path; None where there is none."""
+        """Return which file is at the socket's path. None: there is none."""
         try:
             found = self._socket_path.lstat()
         except OSError:

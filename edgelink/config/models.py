@@ -39,7 +39,7 @@ def is_hostname(text: str) -> bool:
 
 
 def hostname_like(os_name: str) -> str:
-    """Return the name in the network that is closest to the OS's hostname; empty where none of it can stay.
+    """Return the name in the network that is closest to the OS's hostname. It is empty where none of it can stay.
 
     Of a domain name the first part counts. Letters lose their accents, and what no name may have becomes a dash.
     """

@@ -283,7 +283,7 @@ class Own:
 
 
 def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
-    """What the network is told of this node.
+    """Return what the network is told of this node.
 
     An edge states the end of its Ray, signed by itself: it commands the head.
     """
