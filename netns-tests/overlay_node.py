@@ -29,6 +29,7 @@ from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import held_tun, mend_device
 from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stun import PrivateHosts
@@ -92,7 +93,9 @@ async def main(settings: dict[str, object]) -> None:
         preflight=preflight.check,
         private_hosts=PrivateHosts(paths.state),
         guard=TableKeeper(
-            rpc_guard(config.rpc_port, config.device, [], spec.overlay_ip), clock, open_without="the RPC may be open"
+            rpc_guard(config.rpc_port, config.device, OverlayRules(spec.overlay_ip)),
+            clock,
+            open_without="the RPC may be open",
         ),
         routes=routes,
         congestion=congestion,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address
 
 import pytest
 from overlay_world import SPEC
@@ -15,8 +15,9 @@ from edgelink.errors import MissingDependencyError
 from edgelink.facts.part import Action
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.nft_watch import NftWatch, tables_in
+from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.roles.exposure import Drop, Exposure, Inputs, Keep, Seen
+from edgelink.roles.exposure import Exposure, Inputs, Keep, Seen, SetRules
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 
@@ -62,8 +63,7 @@ class World:
         self.watch = NftWatch()
         self.conditions = ConditionSet(self.clock, [], [Exposure.condition])
         self.board = board_with()
-        self.dropped: frozenset[IPv4Address] = frozenset()
-        self.exposure = Exposure(self.board, config, self.drop, self.watch, self.clock)
+        self.exposure = Exposure(self.board, config, self.set_rules, self.watch, self.clock)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
         self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
         self.token_auth: bool | None = True
@@ -80,8 +80,8 @@ class World:
         await self.ray.apply()
         await self.look()
 
-    def drop(self, addresses: frozenset[IPv4Address], overlay_ip: IPv4Interface | None) -> None:
-        self.dropped = addresses
+    def set_rules(self, rules: OverlayRules) -> None:
+        self.rules = rules
 
     async def look(self) -> None:
         """Somebody has changed a table."""
@@ -91,31 +91,32 @@ class World:
 
 
 REVOKED = frozenset({IPv4Address("10.10.0.9")})
-NOTHING = Drop(frozenset(), None)
-IN_PLACE = Inputs(frozenset(), None, Seen(dropped=NOTHING, looked_for=0, at_s=999.0, is_wanted=True))
+
+REVOKED_DROPPED = OverlayRules(revoked=REVOKED)
+IN_PLACE = Inputs(frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
 
 
 @pytest.mark.parametrize(
     ("now", "does"),
     [
         (IN_PLACE, None),
-        (replace(IN_PLACE, own=Seen()), NOTHING),
-        (replace(IN_PLACE, own=Seen(dropped=NOTHING)), Keep(0)),
+        (replace(IN_PLACE, own=Seen()), SetRules(NO_RULES)),
+        (replace(IN_PLACE, own=Seen(rules=NO_RULES)), Keep(0)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, changes=1)), Keep(1)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, at_s=998.0)), Keep(0)),
-        (replace(IN_PLACE, revoked_ips=REVOKED), Drop(REVOKED, None)),
-        (replace(IN_PLACE, own=replace(IN_PLACE.own, dropped=Drop(REVOKED, None))), NOTHING),
-        (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, dropped=Drop(REVOKED, None))), None),
-        (replace(IN_PLACE, overlay_spec=SPEC), Drop(frozenset(), SPEC.overlay_ip)),
+        (replace(IN_PLACE, revoked_ips=REVOKED), SetRules(REVOKED_DROPPED)),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, rules=REVOKED_DROPPED)), SetRules(NO_RULES)),
+        (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, rules=REVOKED_DROPPED)), None),
+        (replace(IN_PLACE, overlay_spec=SPEC), SetRules(OverlayRules(SPEC.overlay_ip))),
         (
             replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC),
-            Drop(REVOKED, SPEC.overlay_ip),
+            SetRules(OverlayRules(SPEC.overlay_ip, REVOKED)),
         ),
     ],
     ids=[
         "all is in place",
         "a new daemon",
-        "it has dropped what is to be",
+        "its rules are what they have to be",
         "somebody has changed a table",
         "two seconds later",
         "a node is revoked",

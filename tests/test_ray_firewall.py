@@ -13,6 +13,7 @@ import pytest
 from living import living
 
 from edgelink.config import Config, RayConfig
+from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.process import ports
 from edgelink.process.ports import Listener
@@ -78,8 +79,8 @@ def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
     guards = (
         (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2),
         (rpc_guard(15888), 6),
-        (rpc_guard(15888, "et0", [REVOKED]), 8),
-        (rpc_guard(15888, "et0", [REVOKED], IPv4Interface("10.10.0.3/24")), 11),
+        (rpc_guard(15888, "et0", OverlayRules(revoked=frozenset({REVOKED}))), 8),
+        (rpc_guard(15888, "et0", OverlayRules(IPv4Interface("10.10.0.3/24"), frozenset({REVOKED}))), 11),
     )
     for table, rules in guards:
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
@@ -218,18 +219,18 @@ def test_easytier_rpc_is_for_root_on_loopback() -> None:
 
 
 def test_what_revoked_nodes_held_is_dropped_both_ways_on_the_overlay_only() -> None:
-    """Each address once; without any, the table is what it is without revoked nodes."""
-    table = rpc_guard(1, "et7", [REVOKED, IPv4Address("10.10.0.3"), REVOKED])
+    """Without any, the table is what it is without revoked nodes."""
+    table = rpc_guard(1, "et7", OverlayRules(revoked=frozenset({REVOKED, IPv4Address("10.10.0.3")})))
     lines = [line.strip() for line in table.chains.split("\n")]
     dropped = "{ 10.10.0.3, 10.10.0.9 } counter drop"
     assert any(line.startswith(f'iifname "et7" ip saddr {dropped}') for line in lines)
     assert any(line.startswith(f'oifname "et7" ip daddr {dropped}') for line in lines)
-    assert rpc_guard(1, "et7", []) == rpc_guard(1)
+    assert rpc_guard(1, "et7", OverlayRules()) == rpc_guard(1)
 
 
 def test_the_overlay_stays_on_its_device() -> None:
     """Our own address is reached by loopback; a member's by no other device, in and out."""
-    chains = rpc_guard(1, "et7", [], IPv4Interface("10.10.0.3/24")).chains
+    chains = rpc_guard(1, "et7", OverlayRules(IPv4Interface("10.10.0.3/24"))).chains
     lines = [line.strip().partition(" comment")[0] for line in chains.split("\n")]
     for ours, others in (
         ('oifname "lo" ip daddr 10.10.0.3 accept', 'oifname != "et7" ip daddr 10.10.0.0/24 counter drop'),

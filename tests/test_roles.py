@@ -11,6 +11,7 @@ from registry_world import World
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
+from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.versions import Versions
@@ -199,14 +200,14 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     give(member.board, network=NetworkTold(revoked_ips=(other, own)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert guard.is_in_doubt
-    assert guard.table == rpc_guard(15888, "et0", [other], own_interface)
+    assert guard.table == rpc_guard(15888, "et0", OverlayRules(own_interface, frozenset({other})))
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(own, other)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert not guard.is_in_doubt
     give(member.board, network=NetworkTold(revoked_ips=()))
     await settle(exposure, member.board, member.conditions, member.clock)
-    assert guard.table == rpc_guard(15888, "et0", [], own_interface)
+    assert guard.table == rpc_guard(15888, "et0", OverlayRules(own_interface))
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ head share a machine each daemon may come and go without taking the other's rule
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Interface
 
 from edgelink.overlay.nft import MARK, OPENING, Table
+from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 
 RPC_TABLE = "edgelink_easytier"
 DEAD_PATHS = "dead_paths"  # the other end's address and port, and our port
@@ -34,18 +35,12 @@ _PUNCH = "udp length 32 @th,96,32 0x05001000"
 _STUN = "udp length 36 @th,96,32 0x2112a442"
 
 
-def rpc_guard(
-    rpc_port: int,
-    device: str = "",
-    revoked: Iterable[IPv4Address] = (),
-    overlay_ip: IPv4Interface | None = None,
-) -> Table:
+def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -> Table:
     """Close the RPC from outside, the overlay included, and on loopback to all but root. Close dead paths.
 
     Args:
         device: the overlay's.
-        revoked: addresses that nothing comes from or goes to on ``device``.
-        overlay_ip: our address, whose network is kept on ``device``. None: it is not known.
+        rules: what is done with packets on and beside ``device``.
     """
     return Table(
         RPC_TABLE,
@@ -73,14 +68,14 @@ def rpc_guard(
     ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
-{_without(device, revoked)}{_kept_on(device, overlay_ip)}""",
+{_without(device, rules.revoked)}{_kept_on(device, rules.overlay_ip)}""",
     )
 
 
-def _without(device: str, revoked: Iterable[IPv4Address]) -> str:
+def _without(device: str, revoked: Collection[IPv4Address]) -> str:
     """Before routing and after it: what the machine's containers are sent or send, too. The set is part of the rule,
     so that nobody can take an element out of it unnoticed."""
-    addresses = ", ".join(map(str, sorted(set(revoked))))
+    addresses = ", ".join(map(str, sorted(revoked)))
     if not addresses:
         return ""
     return f"""  chain from_revoked {{

@@ -105,7 +105,7 @@ class Daemon(ABC):
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
         self._tables = machine.tables()
-        self.exposure = Exposure(self.board, config, self.parts.drop, self._tables, clock)
+        self.exposure = Exposure(self.board, config, self.parts.set_rules, self._tables, clock)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.others = Others(board=self.board, known=self.known_nodes, overlay=self.parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address
 from typing import Any, ClassVar, Protocol
 
 from edgelink.clock import Clock
@@ -15,6 +15,7 @@ from edgelink.facts.board import Board
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
+from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import listed
 from edgelink.ray_cluster.rendezvous import open_ranges
@@ -24,11 +25,10 @@ _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and w
 
 
 @dataclass(frozen=True)
-class Drop(Action):
-    """Let nothing come from or go to these overlay addresses, and keep the network of our own on its device."""
+class SetRules(Action):
+    """Have EasyTier's table do this with the overlay's packets."""
 
-    addresses: frozenset[IPv4Address]
-    overlay_ip: IPv4Interface | None
+    rules: OverlayRules
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Seen:
 
     Attributes:
         changes: how often the kernel has told of a change to a table.
-        dropped: what is dropped on and beside the overlay's device.
-        looked_for: the changes at the last look. None: it has not looked since something was dropped.
+        rules: what is done with the overlay's packets. None: nothing has been said of them.
+        looked_for: the changes at the last look. None: it has not looked since the rules changed.
         at_s: when that was, on the monotonic clock.
         is_wanted: there is something to protect.
         failure: why a table is not in place.
@@ -47,7 +47,7 @@ class Seen:
     """
 
     changes: int = 0
-    dropped: Drop | None = None
+    rules: OverlayRules | None = None
     looked_for: int | None = None
     at_s: float = 0.0
     is_wanted: bool = False
@@ -65,10 +65,10 @@ class Inputs:
     own: Seen
 
     @property
-    def to_drop(self) -> Drop:
-        """The addresses of revoked nodes, which never include our own."""
+    def rules(self) -> OverlayRules:
+        """What is to be done with the overlay's packets. Our own address is never dropped as a revoked one."""
         own = None if self.overlay_spec is None else self.overlay_spec.overlay_ip
-        return Drop(self.revoked_ips - (set() if own is None else {own.ip}), own)
+        return OverlayRules(own, self.revoked_ips - (set() if own is None else {own.ip}))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class GuardedRay(Protocol):
         """Whether it asks for a token. None: its version is not known."""
 
 
-class Exposure(Part[Inputs, Drop | Keep]):
+class Exposure(Part[Inputs, SetRules | Keep]):
     """Sets ``Shielded``. Apart from the parts of Ray and EasyTier: those wait for minutes at times."""
 
     name: ClassVar[str] = "exposure"
@@ -101,16 +101,16 @@ class Exposure(Part[Inputs, Drop | Keep]):
         self,
         board: Board[Any],
         config: Config,
-        drop: Callable[[frozenset[IPv4Address], IPv4Interface | None], None],
+        set_rules: Callable[[OverlayRules], None],
         tables: NftWatch,
         clock: Clock,
     ) -> None:
-        """``drop``: does what :class:`Drop` says."""
+        """``set_rules``: does what :class:`SetRules` says."""
         super().__init__(board, own=Seen())
         self.own: Seen
         self._board = board
         self._config = config
-        self._drop = drop
+        self._set_rules = set_rules
         self._tables = tables
         self._clock = clock
         self._ray: GuardedRay | None = None
@@ -127,8 +127,8 @@ class Exposure(Part[Inputs, Drop | Keep]):
         self._tables.watch(table, keeper.doubts, Nudge(self.look_again))
 
     def begin(self) -> None:
-        """Have the addresses of revoked nodes dropped before EasyTier is started."""
-        self._note_dropped(self._board.select(Inputs, self.own).to_drop)
+        """Have the rules ready before EasyTier is started."""
+        self._set(self._board.select(Inputs, self.own).rules)
 
     @property
     def ray_auth(self) -> str | None:
@@ -140,10 +140,10 @@ class Exposure(Part[Inputs, Drop | Keep]):
             return "token"
         return "firewall only" if self._config.firewall.enabled else "none"
 
-    def plan(self, now: Inputs, at_s: float) -> Decision[Drop | Keep]:
+    def plan(self, now: Inputs, at_s: float) -> Decision[SetRules | Keep]:
         own = now.own
-        if own.dropped != now.to_drop:
-            return Decision(does=now.to_drop)
+        if own.rules != now.rules:
+            return Decision(does=SetRules(now.rules))
         if not self._config.firewall.enabled:
             return Decision((self._switched_off(),))
         if own.looked_for != own.changes or at_s >= own.at_s + _LOOK_S:
@@ -151,10 +151,10 @@ class Exposure(Part[Inputs, Drop | Keep]):
         says = own.failure or self._judged(own, len(now.revoked_ips))
         return Decision((says,) if own.is_wanted else (), again_s=own.at_s + _LOOK_S - at_s)
 
-    async def act(self, action: Drop | Keep) -> None:
+    async def act(self, action: SetRules | Keep) -> None:
         match action:
-            case Drop():
-                self._note_dropped(action)
+            case SetRules(rules):
+                self._set(rules)
             case Keep(changes):
                 wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
                 for keeper in wanted:
@@ -171,9 +171,9 @@ class Exposure(Part[Inputs, Drop | Keep]):
                     left_open="" if self._ray is None else listed(open_ranges(self._config)),
                 )
 
-    def _note_dropped(self, wanted: Drop) -> None:
-        self._drop(wanted.addresses, wanted.overlay_ip)
-        self.own = replace(self.own, dropped=wanted, looked_for=None)
+    def _set(self, rules: OverlayRules) -> None:
+        self._set_rules(rules)
+        self.own = replace(self.own, rules=rules, looked_for=None)
 
     def _switched_off(self) -> Said:
         ray = "" if self._ray is None else "Ray and the training answer on every network of this machine; "

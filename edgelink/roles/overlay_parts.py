@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address
 from typing import Any, Final
 
 from edgelink.api.server import Caller, Route, route
@@ -32,6 +32,7 @@ from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer, peers
@@ -176,9 +177,9 @@ class OverlayParts:
             self._put_version(self._binary.version)
         return self._binary
 
-    def drop(self, revoked: Iterable[IPv4Address], overlay_ip: IPv4Interface | None) -> None:
-        """Have the overlay bring nothing from these addresses and take nothing to them, and keep it on its device."""
-        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, set(revoked), overlay_ip)
+    def set_rules(self, rules: OverlayRules) -> None:
+        """Have EasyTier's table do this with the overlay's packets, from the next look at it on."""
+        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, rules)
         self.overlay.guard.want(self._guard)
 
     def route(self) -> Route:

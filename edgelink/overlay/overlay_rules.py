@@ -1,0 +1,22 @@
+"""What EasyTier's nftables table does with the packets of the overlay, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
+
+
+@dataclass(frozen=True)
+class OverlayRules:
+    """The rules of a node that knows nothing let everything pass.
+
+    Attributes:
+        overlay_ip: our own address, whose network is kept on the overlay's device. None: it is not known.
+        revoked: addresses that nothing comes from or goes to on that device.
+    """
+
+    overlay_ip: IPv4Interface | None = None
+    revoked: frozenset[IPv4Address] = frozenset()
+
+
+NO_RULES = OverlayRules()
