@@ -88,7 +88,8 @@ class Chatter:
 
 
 def rules(lab: Lab, node: str) -> str:
-    show = ["nft", "list", "table", "inet", "edgelink_easytier"]
+    """The rule about what comes from revoked nodes. Empty: there is none."""
+    show = ["nft", "list", "chain", "inet", "edgelink_easytier", "from_revoked"]
     return lab.exec(node, show, capture=True).stdout
 
 

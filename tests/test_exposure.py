@@ -91,9 +91,10 @@ class World:
 
 
 REVOKED = frozenset({IPv4Address("10.10.0.9")})
+USABLE = frozenset({IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2")})
 
 REVOKED_DROPPED = OverlayRules(revoked=REVOKED)
-IN_PLACE = Inputs(frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
+IN_PLACE = Inputs(frozenset(), None, None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ IN_PLACE = Inputs(frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999
         (replace(IN_PLACE, revoked_ips=REVOKED), SetRules(REVOKED_DROPPED)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, rules=REVOKED_DROPPED)), SetRules(NO_RULES)),
         (replace(IN_PLACE, revoked_ips=REVOKED, own=replace(IN_PLACE.own, rules=REVOKED_DROPPED)), None),
+        (replace(IN_PLACE, usable_ips=USABLE), SetRules(OverlayRules(usable=USABLE))),
         (replace(IN_PLACE, overlay_spec=SPEC), SetRules(OverlayRules(SPEC.overlay_ip))),
         (
             replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC),
@@ -122,6 +124,7 @@ IN_PLACE = Inputs(frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999
         "a node is revoked",
         "nobody is revoked any more",
         "a revoked node's address is dropped",
+        "it is told which addresses nodes may use",
         "it has an address",
         "our own address is revoked",
     ],

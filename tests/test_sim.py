@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from typing import Any
 
 from sim import Box, Sim, all_ready, ready, story
@@ -12,6 +13,7 @@ from sim_machine import BROKER, EASYTIER, ECHO, GCS, RAYLET, Machine
 from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import ExitCode, TokenError
+from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.registry.client import STATUS_INTERVAL_S
 from edgelink.registry.payloads import Role
 from edgelink.registry.rotations import NodeRevokedError
@@ -143,13 +145,40 @@ async def test_without_the_registry_a_member_starts_its_overlay_after_a_moment(s
     assert edge.condition("RegistryConnected").reason == "RegistryUnavailable"
 
 
+def let_in(box: Box) -> set[str]:
+    """The overlay addresses whose packets come in there."""
+    found = re.search(r'iifname "et0" ip saddr != \{ (.*?) \}', box.machine.firewall[RPC_TABLE])
+    assert found, box.machine.firewall
+    return set(found[1].split(", "))
+
+
+@story
+async def test_all_let_in_a_new_node_by_the_time_its_overlay_starts(sim: Sim) -> None:
+    """Nobody else's address, and not the address of a node that was released."""
+    relay, *_ = boxes = await ready(sim, "cloud", "edge-1")
+    for box in boxes:
+        assert let_in(box) == {"10.10.0.1", "10.10.0.2", "10.10.0.3"}
+    other = await sim.join("edge-2", Role.EDGE, relay)
+    other.start()
+    await sim.until(lambda: other.machine.running(EASYTIER), within_s=10)
+    for box in boxes:
+        assert let_in(box) == {"10.10.0.1", "10.10.0.2", "10.10.0.3", "10.10.0.4"}
+    await all_ready(sim, [*boxes, other])
+    await other.stop()
+    await relay.asks("DELETE", "/leases/edge-2")
+    await sim.until(lambda: all("10.10.0.4" not in let_in(box) for box in boxes), within_s=5)
+
+
 @story
 async def test_another_address_waits_for_who_works_here(sim: Sim) -> None:
+    """Meanwhile the others let both in."""
     relay, head, edge = boxes = await ready(sim, "cloud", "edge-1")
     edge.machine.workers = ["ray::RolloutWorker"]
     await relay.asks("PATCH", "/leases/edge-1", ip="10.10.0.60", force=True)
     await sim.until(edge.has("Leased", "LeaseChangeWaits"), within_s=5)
     await sim.passes(60)
+    for box in (relay, head):
+        assert let_in(box) == {"10.10.0.1", "10.10.0.2", "10.10.0.3", "10.10.0.60"}
     assert of_overlay_and_ray(edge) == ["+easytier", "+raylet"]
     edge.machine.workers = []
     await sim.until(lambda: str(edge.machine.overlay_ip) == "10.10.0.60", within_s=15)

@@ -61,6 +61,7 @@ class Facts:
             monotonic clock; on head and relays only.
         holders: hostname of each overlay address's holder, as the registry says.
         revoked_ips: overlay addresses that nobody may use.
+        usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
@@ -115,6 +116,7 @@ class Facts:
     alternations: tuple[tuple[str, float], ...] = ()
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()
+    usable_ips: frozenset[IPv4Address] | None = None
     standstills: int = 0
     overlay_spec: OverlaySpec | None = None
     easytier_may_start: bool = False

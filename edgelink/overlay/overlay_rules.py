@@ -13,10 +13,12 @@ class OverlayRules:
     Attributes:
         overlay_ip: our own address, whose network is kept on the overlay's device. None: it is not known.
         revoked: addresses that nothing comes from or goes to on that device.
+        usable: addresses that may come in by that device. None: not all are known, so all of the network's may.
     """
 
     overlay_ip: IPv4Interface | None = None
     revoked: frozenset[IPv4Address] = frozenset()
+    usable: frozenset[IPv4Address] | None = None
 
 
 NO_RULES = OverlayRules()

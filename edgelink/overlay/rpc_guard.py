@@ -5,9 +5,9 @@ EasyTier sends there is refused, so that it gives them up. It also refuses, whil
 so, the packets by which EasyTier looks for direct paths.
 
 It keeps the overlay on its device: what is for a member leaves by no other, what has a member's address comes in by no
-other, and nothing else comes in by that one. Our own rule (:mod:`edgelink.overlay.own_routes`) sees to the ways; this
-holds where somebody's rule comes before ours. It drops and does not reject, so that a TCP connection goes on when the
-way is back.
+other, and nothing else comes in by that one. A member has an address that the registry has granted, as far as the
+directory is known. Our own rule (:mod:`edgelink.overlay.own_routes`) sees to the ways; this holds where somebody's rule
+comes before ours. It drops and does not reject, so that a TCP connection goes on when the way is back.
 
 And it drops what the overlay brings from or takes to addresses of revoked nodes: their own EasyTier is kept out by the
 change of the secret, which takes its time, and which a node whose disk is full does not follow. An address is easily
@@ -19,10 +19,8 @@ head share a machine each daemon may come and go without taking the other's rule
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from ipaddress import IPv4Address, IPv4Interface
-
 from edgelink.overlay.nft import MARK, OPENING, Table
+from edgelink.overlay.overlay_drops import drop_chains
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 
 RPC_TABLE = "edgelink_easytier"
@@ -68,41 +66,5 @@ def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -
     ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
-{_without(device, rules.revoked)}{_kept_on(device, rules.overlay_ip)}""",
+{drop_chains(device, rules)}""",
     )
-
-
-def _without(device: str, revoked: Collection[IPv4Address]) -> str:
-    """Before routing and after it: what the machine's containers are sent or send, too. The set is part of the rule,
-    so that nobody can take an element out of it unnoticed."""
-    addresses = ", ".join(map(str, sorted(revoked)))
-    if not addresses:
-        return ""
-    return f"""  chain from_revoked {{
-    type filter hook prerouting priority raw; policy accept;
-    iifname "{device}" ip saddr {{ {addresses} }} counter drop comment "{MARK}"
-  }}
-  chain to_revoked {{
-    type filter hook postrouting priority filter; policy accept;
-    oifname "{device}" ip daddr {{ {addresses} }} counter drop comment "{MARK}"
-  }}
-"""
-
-
-def _kept_on(device: str, overlay_ip: IPv4Interface | None) -> str:
-    """After and before routing, so for this machine's containers too. Devices by name: their indexes change."""
-    if overlay_ip is None:
-        return ""
-    own, network = overlay_ip.ip, overlay_ip.network
-    return f"""  chain to_members {{
-    type filter hook postrouting priority filter; policy accept;
-    oifname "lo" ip daddr {own} accept comment "{MARK}"
-    oifname != "{device}" ip daddr {network} counter drop comment "{MARK}"
-  }}
-  chain from_members {{
-    type filter hook prerouting priority raw; policy accept;
-    iifname "lo" ip saddr {own} accept comment "{MARK}"
-    iifname != "{device}" ip saddr {network} counter drop comment "{MARK}"
-    iifname "{device}" ip saddr != {network} counter drop comment "{MARK}"
-  }}
-"""

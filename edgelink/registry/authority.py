@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from ipaddress import IPv4Address
 
 from pydantic import ValidationError
 
@@ -28,13 +29,14 @@ from edgelink.registry.enrol_checks import (
 )
 from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported, import_fleet
-from edgelink.registry.founding import NetworkRequest, settle_network
+from edgelink.registry.founding import NetworkRequest, is_own_secret, settle_network
 from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal
 from edgelink.registry.lease_changes import LeaseChange, LeaseChanges
 from edgelink.registry.membership import Membership
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import (
     MAX_RELAYS,
+    MAX_UNLEASED,
     PLAIN_USERNAME,
     Directory,
     EnrolReply,
@@ -386,10 +388,23 @@ class Authority:
 
     def full_directory(self) -> Directory:
         """Who holds which lease, and where the relays are; not as it is published."""
-        return directory_of(self._store, self.keys.network_id)
+        return directory_of(self._store, self.keys.network_id, self._unleased_ips())
+
+    def usable_ips(self) -> frozenset[IPv4Address] | None:
+        """The overlay addresses that nodes may use. None: others may be in use as well."""
+        unleased = self._unleased_ips()
+        if unleased is None:
+            return None
+        return frozenset(unleased).union(lease.overlay_ip for lease in self._store.holdings.leases)
+
+    def _unleased_ips(self) -> tuple[IPv4Address, ...] | None:
+        """Those of them that no lease has. None: more than can be told, or machines without a lease have the secret."""
+        left = self.changes.left_ips() if is_own_secret(self.network.secret) else None
+        return None if left is None or len(left) > MAX_UNLEASED else left
 
     def directory_and_roster(self) -> tuple[Envelope, dict[int, Envelope]]:
-        """What is published of it: the directory, and the pages of a large network; the same epoch is the same text."""
+        """What is published of it: the directory, and the pages of a large network; the same epoch has the same
+        leases."""
         full = self.full_directory()
         pages = pages_of(full.entries, full.network_id, self.network.cidr)
         signed = {number: self.keys.sign(Kind.ROSTER, page) for number, page in pages.items()}

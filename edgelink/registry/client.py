@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -91,6 +92,7 @@ SESSION: Final[Fact[Session]] = Fact("session")
 NETWORK: Final[Fact[NetworkTold]] = Fact("network")
 DIRECTORY: Final[Fact[Directory | None]] = Fact("directory")
 CLUSTER_SPEC: Final[Fact[ClusterSpec | None]] = Fact("cluster_spec")
+USABLE_IPS: Final[Fact[frozenset[IPv4Address] | None]] = Fact("usable_ips")
 STATUSES: Final[Fact[Table[str, NodeStatus]]] = Fact("statuses")
 ALTERNATIONS: Final[Fact[tuple[tuple[str, float], ...]]] = Fact("alternations")
 WAITING: Final[Fact[frozenset[str]]] = Fact("waiting")
@@ -182,6 +184,7 @@ class RegistryClient:
         self._put_network = board.claim(NETWORK, self.name)
         self._put_directory = board.claim(DIRECTORY, self.name)
         self._put_cluster_spec = board.claim(CLUSTER_SPEC, self.name)
+        self._put_usable_ips = board.claim(USABLE_IPS, self.name)
         self._put_statuses = board.claim(STATUSES, self.name)
         self._put_alternations = board.claim(ALTERNATIONS, self.name)
         self._put_waiting = board.claim(WAITING, self.name)
@@ -290,6 +293,7 @@ class RegistryClient:
         self._put_network(self._network.told)
         self._put_directory(self.documents.directory)
         self._put_cluster_spec(self.documents.cluster_spec)
+        self._put_usable_ips(self.documents.usable_ips)
         self._put_next_lease(self._own_lease.heard)
 
     def _show_statuses(self) -> None:

@@ -8,6 +8,7 @@ kept on disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -61,6 +62,7 @@ class Documents:
         self._cache = cache
         self._files = files
         self._pages = Pages()
+        self._granted_before: frozenset[IPv4Address] = frozenset()  # by a registry that was restored since
         self._pending_cluster: Envelope | None = None
         self._spec_epochs: dict[str, int] = {}  # the newest by head: outlives the spec, which goes with its head
         self._own_spec: ClusterSpec | None = None  # of those that we signed, the one that has the newest epoch
@@ -85,6 +87,14 @@ class Documents:
         """Follow what we said ourselves, as the head."""
         self._states_cluster = True
         self._follow_spec(ClusterSpec.model_validate_json(envelope.body), envelope)
+
+    @property
+    def usable_ips(self) -> frozenset[IPv4Address] | None:
+        """The overlay addresses that nodes may use. None: this node is not told of all of them."""
+        told = self.directory
+        if told is None or told.unleased_ips is None or (told.roster and not self._hears_all):
+            return None
+        return self._granted_before.union(told.unleased_ips, (entry.overlay_ip for entry in told.entries))
 
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
         """The newest epoch that another cluster spec of ours than ``spec`` has, as far as is known; 0: there is none.
@@ -127,6 +137,9 @@ class Documents:
         whole = completed(self.named, self._pages) if self._hears_all else self.named
         if whole is None:
             return  # a page is still to come
+        if self.directory is not None and self.directory.generation < whole.generation:
+            # A restored registry does not know who joined since its backup. Who works goes on until it joins again.
+            self._granted_before |= {entry.overlay_ip for entry in self.directory.entries}
         self.directory, head = whole, whole.head
         if self.cluster_spec is not None and (head is None or head.node_id != self.cluster_spec.head_node_id):
             self.cluster_spec = None  # the operator made another node the head

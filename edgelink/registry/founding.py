@@ -18,6 +18,7 @@ from edgelink.registry.store import RegistryStore
 _SECRET_BYTES = 32  # 256 bits
 # EasyTier substitutes $NAME in its configuration file, and control characters would break it.
 _USABLE_SECRET = re.compile(r"[^$\x00-\x1f\x7f]{1,256}")
+_OWN_SECRET = re.compile(r"[\w-]{43}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ def settle_network(store: RegistryStore, keys: AuthorityKeys, clock: Clock, requ
     keys.mark_in_use()
     hide(existing.secret)
     return existing
+
+
+def is_own_secret(secret: str) -> bool:
+    """Whether EdgeLink made the secret, so that nobody but enrolled nodes has it; pure."""
+    return _OWN_SECRET.fullmatch(secret) is not None
 
 
 def _new_network(keys: AuthorityKeys, clock: Clock, request: NetworkRequest) -> Network:

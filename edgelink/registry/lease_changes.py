@@ -135,5 +135,12 @@ class LeaseChanges:
             with suppress(RegistryError):  # where this cannot be written, nobody is granted anything either
                 self._store.quarantine.prolong(node_id, until, slack=slack)
 
+    def left_ips(self) -> tuple[IPv4Address, ...] | None:
+        """The addresses that changed leases had, and that their nodes may still use. None: nobody keeps them."""
+        if not self._quarantine_s:
+            return None
+        resting = [rest for rest in self._store.quarantine.resting() if rest.kind == "overlay_ip"]
+        return tuple(sorted(IPv4Address(rest.value) for rest in resting if self._store.lease(rest.node_id)))
+
     def _rests_until(self) -> datetime | None:
         return self._clock.now() + timedelta(seconds=self._quarantine_s) if self._quarantine_s else None

@@ -34,6 +34,7 @@ PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_RELAYS = 8
 MAX_REVOKED = 4096  # that are told; the registry refuses all
+MAX_UNLEASED = 256  # addresses; with more of them none are told
 MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 MAX_NUMBER = 2**53  # beyond it, not every JSON reader tells neighbours apart
@@ -294,6 +295,7 @@ class Directory(Payload):
     """Signed by the registry: who holds which lease, and where the relays are.
 
     Of a large network only relays and head are named here; ``roster`` holds the digests of the pages that name all.
+    Where the registry knows every address that may be in use, ``unleased_ips`` has those that no lease has.
     ``epoch`` grows with every change, ``generation`` with every restoration from a backup: of two registries the one
     with the higher generation is the one that counts.
     """
@@ -305,6 +307,12 @@ class Directory(Payload):
     relays: dict[NodeId, RelayAddresses] = Field({}, description="where each relay is dialled")
     roster: dict[int, str] = Field(
         {}, max_length=256, description="digest of each page that is told on `roster/<page>`"
+    )
+    unleased_ips: tuple[IPv4Address, ...] | None = Field(
+        None,
+        max_length=MAX_UNLEASED,
+        description="addresses that changed leases had, which their nodes may still use; none told: others may be in "
+        "use as well, and nodes let every address in",
     )
 
     def entry(self, node_id: str) -> DirectoryEntry | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, Role, RosterPage
 from edgelink.registry.store import RegistryStore
@@ -18,7 +18,7 @@ MAX_WHOLE = 256
 _PAGE_BITS = 8
 
 
-def directory_of(store: RegistryStore, network_id: str) -> Directory:
+def directory_of(store: RegistryStore, network_id: str, unleased_ips: tuple[IPv4Address, ...] | None) -> Directory:
     """With all nodes, however many."""
     with store.transaction():
         epoch, leases = store.epoch(), store.leases()
@@ -35,7 +35,14 @@ def directory_of(store: RegistryStore, network_id: str) -> Directory:
         )
         for lease in leases
     )
-    return Directory(network_id=network_id, epoch=epoch, entries=entries, generation=generation, relays=relays)
+    return Directory(
+        network_id=network_id,
+        epoch=epoch,
+        entries=entries,
+        generation=generation,
+        relays=relays,
+        unleased_ips=unleased_ips,
+    )
 
 
 def digest(page: Envelope) -> str:

@@ -61,6 +61,7 @@ class Inputs:
     """What ``Shielded`` depends on."""
 
     revoked_ips: frozenset[IPv4Address]
+    usable_ips: frozenset[IPv4Address] | None
     overlay_spec: OverlaySpec | None
     own: Seen
 
@@ -68,7 +69,7 @@ class Inputs:
     def rules(self) -> OverlayRules:
         """What is to be done with the overlay's packets. Our own address is never dropped as a revoked one."""
         own = None if self.overlay_spec is None else self.overlay_spec.overlay_ip
-        return OverlayRules(own, self.revoked_ips - (set() if own is None else {own.ip}))
+        return OverlayRules(own, self.revoked_ips - (set() if own is None else {own.ip}), self.usable_ips)
 
 
 @dataclass(frozen=True)
