@@ -22,7 +22,7 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.link import LinkState
-from edgelink.overlay.nft import FirewallError, Table
+from edgelink.overlay.nft import Applied, FirewallError, Table
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.stun import PrivateHosts
@@ -123,10 +123,11 @@ class FakeTable(Table):
         self.refusal: FirewallError | None = None
         self.applied = self.removed = 0
 
-    async def apply(self) -> None:
+    async def apply(self) -> Applied:
         self.applied += 1
         if self.refusal:
             raise self.refusal
+        return Applied("", is_made=False)
 
     async def remove(self) -> None:
         if self.refusal:

@@ -19,7 +19,7 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.overlay.nft import Table
+from edgelink.overlay.nft import Applied, Table
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
@@ -36,8 +36,9 @@ def firewalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of the firewall, in order."""
     asked: list[str] = []
 
-    async def apply(table: Table) -> None:
+    async def apply(table: Table) -> Applied:
         asked.append(table.script)
+        return Applied("", is_made=False)
 
     async def remove(_table: Table) -> None:
         asked.append("remove")

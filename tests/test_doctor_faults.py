@@ -244,6 +244,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("tcp-outlives", "failed", "gives up after 27 s", sysctl("net/ipv4/tcp_retries2", 15)),
     ("collectives-wait", "failed", "RLINF_TIMEOUT=1", environ(RLINF_TIMEOUT="1")),
     ("firewall-in-place", "failed", "as it is", lambda m: m.condition("Shielded", "False", "FirewallFailed")),
+    ("firewall-in-place", "limited", "as it is", lambda m: m.condition("Shielded", "True", "PacketsDropped")),
     ("other-firewalls", "failed", "ufw allow in on et0", lambda m: m.write("etc/ufw/ufw.conf", "ENABLED=yes\n")),
     ("interpreter", "failed", "pip install", probes(python=MissingDependencyError("no Ray", hint="pip install ray"))),
     ("versions", "failed", "Python 3.11.2, head has 3.10.12", another_cluster),

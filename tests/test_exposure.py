@@ -13,7 +13,7 @@ from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
 from edgelink.errors import MissingDependencyError
 from edgelink.facts.part import Action
-from edgelink.overlay.nft import FirewallError, Table
+from edgelink.overlay.nft import Applied, FirewallError, Table
 from edgelink.overlay.nft_watch import NftWatch, tables_in
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
@@ -31,19 +31,20 @@ class Kernel:
         self.tables: set[str] = set()
         self.refusal: FirewallError | MissingDependencyError | None = None
         self.looks = 0
+        self.listing = ""
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
 
-    async def apply(table: Table) -> bool:
+    async def apply(table: Table) -> Applied:
         kernel.looks += 1
         if kernel.refusal:
             raise kernel.refusal
         is_made = table.name not in kernel.tables
         kernel.tables.add(table.name)
-        return is_made
+        return Applied(kernel.listing, is_made)
 
     async def remove(table: Table) -> None:
         if kernel.refusal:
@@ -306,6 +307,25 @@ async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Ke
     world = World(Config.model_validate({"firewall": False}))
     await world.start()
     assert "revoked nodes is not dropped" in world.condition.message
+
+
+async def test_dropped_packets_are_told_and_cost_nothing(kernel: Kernel) -> None:
+    """From where and by which device; a node to which somebody sends such packets is shielded all the same."""
+    world = World(Config())
+    await world.start()
+    kernel.listing = 'set noted_unleased {\n\telements = { "et0" . 10.10.0.77 . 10.10.0.2 expires 9s }\n\t}'
+    world.rpc.doubts.set()
+    await world.look()
+    assert (world.condition.status, world.condition.reason) == (Status.TRUE, "PacketsDropped")
+    assert "10.10.0.77, which no lease has, came in by et0" in world.condition.message
+    world.token_auth = False
+    await world.look()
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "TokenlessRay")
+    assert "10.10.0.77" in world.condition.message
+    kernel.listing, world.token_auth = "", True
+    world.rpc.doubts.set()
+    await world.look()
+    assert world.condition.reason == "RulesInPlace"
 
 
 async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
         assert len(closing_rules) == rules
         assert all(" counter " in line for line in closing_rules)
         inside = [line.strip() for line in table.script.splitlines() if line.startswith("    ")]
-        every = [line for line in inside if not line.startswith(("type ", "flags "))]
+        every = [line for line in inside if not line.startswith(("type ", "flags ", "size ", "timeout "))]
         assert all(table.mark in line for line in every)
         assert {line.strip() for line in closing_rules} <= set(every)
 
@@ -236,7 +236,7 @@ def test_the_overlay_stays_on_its_device() -> None:
         ('oifname "lo" ip daddr 10.10.0.3 accept', 'oifname != "et7" ip daddr 10.10.0.0/24 counter drop'),
         ('iifname "lo" ip saddr 10.10.0.3 accept', 'iifname != "et7" ip saddr 10.10.0.0/24 counter drop'),
     ):
-        assert lines.index(ours) + 1 == lines.index(others)
+        assert lines.index(ours) < lines.index(others)
     assert 'iifname "et7" ip saddr != 10.10.0.0/24 counter drop' in lines
 
 

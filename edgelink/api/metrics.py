@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from edgelink.overlay.overlay_drops import MEANINGS
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS = {"True": 1, "False": 0, "Unknown": -1}
 _PHASES = ("Starting", "Ready", "Degraded", "Stopping", "Failed")
@@ -76,6 +78,13 @@ EASYTIER_STARTS = Metric(
     "edgelink_easytier_starts_total", "counter", (), "how often this daemon started EasyTier; 0: it was adopted"
 )
 EASYTIER_CPU = Metric("edgelink_easytier_cpu_seconds_total", "counter", (), "CPU time of EasyTier, since it started")
+DROPPED = Metric(
+    "edgelink_overlay_dropped_packets_total",
+    "counter",
+    ("kind",),
+    "packets that EdgeLink's nftables dropped on or beside the overlay's device, looked at every 30 s: "
+    + ", ".join(f"`{kind}` {meaning}" for kind, meaning in MEANINGS.items()),
+)
 PATHS = Metric(
     "edgelink_paths", "gauge", ("path",), "how many other nodes EasyTier reaches directly, how many through others"
 )

@@ -235,6 +235,11 @@ SHIELDED = ConditionKind(
     note="Not on a relay of an overlay that is there already: nothing is to be closed there.",
     reasons=(
         true("RulesInPlace", "all is closed that is to be"),
+        true(
+            "PacketsDropped",
+            "it is, and within a quarter of an hour packets were dropped that have no business on, or beside, the "
+            "overlay's device: the message says from where, where to, by which device, and the likely cause",
+        ),
         Reason("FirewallFailed", "a table is not in place around what runs already; the message says what may be open"),
         Reason("DependencyMissing", "likewise: a program for it is not on this machine"),
         Reason(

@@ -11,6 +11,11 @@ from edgelink.process import ports
 from edgelink.ray_cluster.command import firewalled_ports
 from edgelink.ray_cluster.rendezvous import wanted_ranges
 
+_ABOUT_DROPPED = (
+    "`edgelink registry list` on the relay tells who holds which address, `ip neigh` here which neighbour sends from "
+    "one of them, `ip route get ADDRESS` which rule or route leads to one; `nft list table inet edgelink_easytier` has "
+    "all that was dropped in the last quarter of an hour"
+)
 _LIMITED = ("TokenlessRay", "RendezvousOpen", "SwitchedOff")  # somebody's choice; anything else is a fault
 
 
@@ -20,7 +25,12 @@ def firewall_in_place(surroundings: Surroundings) -> Finding:
     open_ones = [condition for condition in shielded if condition["status"] == "False"]
     if not shielded or all(condition["status"] == "Unknown" for condition in shielded):
         return Finding(Verdict.SKIPPED, "no daemon says that there is anything to close yet")
+    if dropped := [condition["message"] for condition in shielded if condition["reason"] == "PacketsDropped"]:
+        found = limited("; ".join(dropped), _ABOUT_DROPPED)
+    else:
+        found = Finding(Verdict.OK, "; ".join(condition["message"] for condition in shielded))
     if not open_ones:
+        return found
         return Finding(Verdict.OK, "; ".join(condition["message"] for condition in shielded))
     verdict = Verdict.LIMITED if all(c["reason"] in _LIMITED for c in open_ones) else Verdict.FAILED
     return Finding(

@@ -26,6 +26,19 @@ class FirewallError(EdgelinkError):
 
 
 @dataclass(frozen=True)
+class Applied:
+    """What became of a table.
+
+    Attributes:
+        listing: the table of that name as it was found. Empty: there was none.
+        is_made: it was not the wanted one, and was made anew.
+    """
+
+    listing: str
+    is_made: bool
+
+
+@dataclass(frozen=True)
 class Table:
     """One ``inet`` table; ``chains`` is its body, with :data:`MARK` as the comment of each rule."""
 
@@ -47,15 +60,16 @@ class Table:
     def _removal(self) -> str:
         return f"table inet {self.name}\ndelete table inet {self.name}\n"
 
-    async def apply(self) -> bool:
-        """Put the table in place, unless exactly this one is there: whether it had to be made.
+    async def apply(self) -> Applied:
+        """Put the table in place, unless exactly this one is there.
 
         Raises:
             MissingDependencyError: no nft on this machine.
             FirewallError: nft refused, or did not answer.
         """
-        if await self.is_applied():
-            return False
+        found = await self._listing()
+        if self._is_whole(found):
+            return Applied(found, is_made=False)
         status, output = await _nft("-f", "-", script=self.script)
         if status != 0:
             raise FirewallError(
@@ -63,13 +77,20 @@ class Table:
                 hint="EdgeLink needs root (NET_ADMIN) and nf_tables in the kernel; "
                 "`firewall: off` leaves Ray's ports and EasyTier's RPC open",
             )
-        return True
+        return Applied(found, is_made=True)
 
     async def is_applied(self) -> bool:
         """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""
+        return self._is_whole(await self._listing())
+
+    async def _listing(self) -> str:
+        """The table as nft lists it. Empty: there is none."""
         status, output = await _nft("-a", "list", "table", "inet", self.name)
+        return output if status == 0 else ""
+
+    def _is_whole(self, listing: str) -> bool:
         wanted = self.chains.count(MARK)
-        return status == 0 and output.count(self.mark) == wanted == len(_RULE.findall(output))
+        return bool(listing) and listing.count(self.mark) == wanted == len(_RULE.findall(listing))
 
     async def add_elements(self, to_set: str, elements: Iterable[str]) -> None:
         """Add to one of the sets of the table, which has to be in place; what is there already stays.

@@ -11,6 +11,7 @@ from edgelink.errors import EdgelinkError, MissingDependencyError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.nft import FirewallError, Table
+from edgelink.overlay.overlay_drops import Drops
 from edgelink.reconcile import Wakeup
 
 _LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
@@ -38,6 +39,7 @@ class TableKeeper:
         """``open_without``: what may be open where the table is not in place. Not ``enabled``: it goes."""
         self.failure: EdgelinkError | None = None  # why the table is not in place
         self.is_wanted = False  # between :meth:`apply` or :meth:`keep`, and :meth:`remove`
+        self.drops = Drops()  # what the table has dropped of the overlay's packets
         self.doubts = Wakeup()
         self.doubts.set()
         self._table = table
@@ -117,7 +119,9 @@ class TableKeeper:
                 await self._table.remove()
             return
         try:
-            self._count(is_made=await self._table.apply())
+            applied = await self._table.apply()
+            self.drops.note(applied.listing, is_made_anew=applied.is_made)
+            self._count(is_made=applied.is_made)
         except EdgelinkError as error:
             self._look_at_s = self._clock.monotonic_s() + _RETRY_S
             self.failure = error

@@ -15,6 +15,7 @@ from edgelink.facts.board import Board
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
+from edgelink.overlay.overlay_drops import in_words
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import listed
@@ -44,6 +45,7 @@ class Seen:
         failure: why a table is not in place.
         token_auth: Ray asks for a token. None: there is no Ray, or its version is not known.
         left_open: ports where a training may listen and that no table closes.
+        dropped: what the tables have dropped lately and nobody expects, in words.
     """
 
     changes: int = 0
@@ -54,6 +56,7 @@ class Seen:
     failure: Said | None = None
     token_auth: bool | None = None
     left_open: str = ""
+    dropped: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ class Exposure(Part[Inputs, SetRules | Keep]):
                     failure=is_not_so(self.condition, failed[0][0].condition_reason, why) if failed else None,
                     token_auth=None if self._ray is None else self._ray.token_auth,
                     left_open="" if self._ray is None else listed(open_ranges(self._config)),
+                    dropped=in_words([each for keeper in wanted for each in keeper.drops.lately]),
                 )
 
     def _set(self, rules: OverlayRules) -> None:
@@ -214,8 +218,13 @@ class Exposure(Part[Inputs, SetRules | Keep]):
                 )
             )
         if lacks:
-            return is_not_so(self.condition, lacks[0][0], "; ".join(message for _, message in lacks))
+            return is_not_so(
+                self.condition, lacks[0][0], "; ".join(filter(None, (*(m for _, m in lacks), own.dropped)))
+            )
         closed = "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
         where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
         belt = f"; {revoked} address(es) of revoked nodes are dropped" if revoked else ""
-        return is_so(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")
+        holds = f"{closed} on {where} only{belt}"
+        if own.dropped:
+            return is_so(self.condition, "PacketsDropped", f"{own.dropped}. {holds}")
+        return is_so(self.condition, "RulesInPlace", holds)

@@ -88,6 +88,7 @@ class NodeMetrics:
         if self._config.overlay.kind == "easytier":
             process = self._parts.process
             found += [metrics.EASYTIER(process.is_running), metrics.EASYTIER_STARTS(process.starts)]
+            found += [metrics.DROPPED(count, kind) for kind, count in self._parts.overlay.guard.drops.totals.items()]
             with suppress(ProcessLookupError):
                 if process.identity is not None:
                     found.append(metrics.EASYTIER_CPU(identity.usage(process.identity.pid).cpu_s))
