@@ -138,7 +138,7 @@ class FakeProbes(Probes):
     def pings(self, addresses: Iterable[str]) -> set[str]:
         return set(addresses) & self.alive
 
-    def echoes(self, addresses: Iterable[str], packet_bytes: int | None = None) -> dict[str, Echo]:
+    def echoes(self, addresses: Iterable[str], device: str | None, packet_bytes: int | None = None) -> dict[str, Echo]:
         if (packet_bytes or 0) > self.carried_bytes:
             return {}
         served = (0.2, 0.2) if self.serves_echoes else (None, None)
@@ -147,7 +147,7 @@ class FakeProbes(Probes):
     def arp(self, devices: Mapping[str, str]) -> set[str] | None:
         return None if self.answering_arp is None else self.answering_arp & devices.keys()
 
-    def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
+    def clock_offsets_s(self, addresses: Sequence[str], device: str) -> dict[str, float]:
         return {address: self.ahead_s[address] for address in addresses if address in self.ahead_s}
 
     def is_clock_synchronised(self) -> bool | None:

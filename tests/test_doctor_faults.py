@@ -231,6 +231,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
         "by eth0 instead of et0",
         probes(found_ways=Ways("it leaves by eth0 instead of et0", "x")),
     ),
+    ("overlay-network", "limited", "iif docker0", probes(found_ways=Ways(caveat="the rule `50: iif docker0`"))),
     ("overlay-mtu", "failed", "relay, cloud", probes(carried_bytes=1000)),
     (
         "reverse-names",

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from edgelink.conditions import ConditionSet
 from edgelink.facts.board import Board
@@ -18,10 +17,12 @@ from edgelink.overlay.own_routes import PRIORITY, TABLE, OwnRoutes
 from edgelink.overlay.way_watch import LookAround, WayWatch
 from edgelink.overlay.ways import (
     Answer,
+    Found,
     Question,
     Rule,
     Ways,
-    has_foreign_local,
+    distinct,
+    forwarded_elsewhere,
     judge,
     others_to_ask,
     questions,
@@ -112,24 +113,56 @@ def test_root_and_rays_user_are_always_asked_for() -> None:
     assert len(found) == len(PLAIN) + 1
 
 
-@pytest.mark.parametrize(
-    ("address", "length", "is_foreign"),
-    [
-        ("10.10.0.3", 32, False),
-        ("10.10.0.255", 32, False),
-        ("192.168.1.2", 32, False),
-        ("127.0.0.0", 8, False),
-        ("10.10.0.2", 32, True),
-        ("10.10.0.77", 32, True),
-        ("10.10.0.0", 25, True),
-        ("10.0.0.0", 8, True),
+def test_of_nodes_that_the_kernel_cannot_tell_apart_one_is_asked_about() -> None:
+    """A thousand nodes cost a few questions; those in networks of somebody's come first."""
+    members = {IPv4Address("10.10.0.2") + number: f"edge-{number}" for number in range(1000)}
+    whole = [IPv4Network("10.10.0.0/16"), IPv4Network("10.0.0.0/8"), IPv4Network("192.168.1.2/32")]
+    assert distinct(members, []) == distinct(members, whole) == [(HEAD_IP, "edge-0", 1000)]
+    half, one = IPv4Network("10.10.0.0/25"), IPv4Network("10.10.0.9/32")
+    assert distinct(members, [*whole, half, one]) == [
+        (IPv4Address("10.10.0.9"), "edge-7", 1),
+        (HEAD_IP, "edge-0", 125),
+        (IPv4Address("10.10.0.128"), "edge-126", 874),
+    ]
+    assert len(distinct(members, [IPv4Network(ip) for ip in members])) < 100
+    assert distinct({}, [half]) == []
+
+
+WAYS_BESIDE = {
+    100: [Answer(("eth0",), table=100, network=IPv4Network("0.0.0.0/0"))],
+    101: [Answer(("eth0",), table=101, network=IPv4Network("10.10.0.2/32"))],
+    102: [
+        Answer(("eth0",), table=102, network=IPv4Network("0.0.0.0/0")),
+        Answer(("et0",), table=102, network=IPv4Network("10.0.0.0/8")),
     ],
+    103: [Answer(("eth0",), table=103, network=IPv4Network("192.168.0.0/16"))],
+    104: [Answer((), kind=7, table=104, network=IPv4Network("0.0.0.0/0"))],
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_named"),
+    [
+        (Rule(50, 100, in_device="docker0"), True),
+        (Rule(50, 101, in_device="docker0"), True),
+        (Rule(50, 100, source=IPv4Network("172.17.0.0/16")), True),
+        (Rule(50, 100, in_device="docker0", destination=IPv4Network("10.10.0.0/24")), True),
+        (Rule(50, 102, in_device="docker0"), False),
+        (Rule(50, 103, in_device="docker0"), False),
+        (Rule(50, 104, in_device="docker0"), False),
+        (Rule(50, 105, in_device="docker0"), False),
+        (Rule(50, 100, in_device="docker0", destination=IPv4Network("192.168.1.0/24")), False),
+        (Rule(50, 100), False),
+        (Rule(50, 100, in_device="lo"), False),
+        (Rule(50, 100, is_inverted=True, in_device="docker0"), False),
+    ],
+    ids=str,
 )
-def test_addresses_of_the_overlay_in_table_local(address: str, length: int, is_foreign: bool) -> None:
-    """Ours and the network's own are no strangers."""
-    message: Any = rtmsg()
-    message["dst_len"], message["attrs"] = length, [("RTA_DST", address)]
-    assert has_foreign_local([message], OWN_IP, NETWORK) is is_foreign
+def test_a_rule_for_what_comes_in_elsewhere_is_judged_by_its_table(rule: Rule, is_named: bool) -> None:
+    """The kernel is asked about the others: it answers for what this machine sends."""
+    told = forwarded_elsewhere([rule], WAYS_BESIDE, "et0", OWN_IP, NETWORK)
+    assert (f"the rule `{rule}` comes before EdgeLink's" in told) is is_named
+    assert ("by eth0" in told) is is_named
 
 
 def test_somebody_is_asked_for_where_nobody_is_known() -> None:
@@ -168,8 +201,9 @@ RULE = Rule(50, 100, users=range(RAY, RAY + 1))
 )
 def test_a_way_that_is_not_the_overlays_is_named(answer: Answer, before: list[Rule], words: str, remedy: str) -> None:
     """With the route or rule, who made it, and what to do."""
-    found = judge([("relay (10.10.0.1)", OVERLAYS, True), ("cloud (10.10.0.2)", answer, True)], "et0", before)
-    assert "cloud (10.10.0.2)" in found.elsewhere
+    relay, cloud = Found("relay (10.10.0.1)", 1, OVERLAYS, True), Found("cloud (10.10.0.2)", 3, answer, True)
+    found = judge([relay, cloud, cloud], "et0", before)
+    assert "cloud (10.10.0.2), and for 2 more" in found.elsewhere
     assert words in found.elsewhere
     assert remedy in found.remedy
 
@@ -181,11 +215,11 @@ def test_a_way_that_is_not_the_overlays_is_named(answer: Answer, before: list[Ru
 )
 def test_what_is_as_it_should_be_is_not_told_of(answer: Answer, is_ours: bool) -> None:
     """While the device is away our own route refuses. That fault is the device's, and told as such."""
-    assert judge([("cloud", answer, is_ours)], "et0", [RULE]) == Ways()
+    assert judge([Found("cloud", 1, answer, is_ours)], "et0", [RULE]) == Ways()
 
 
 def test_a_rule_that_picks_none_of_ours_is_a_caveat() -> None:
-    found = judge([("cloud", OVERLAYS, True), ("cloud", AWAY, False)], "et0", [Rule(50, 100, mark=5)])
+    found = judge([Found("cloud", 1, OVERLAYS, True), Found("cloud", 1, AWAY, False)], "et0", [Rule(50, 100, mark=5)])
     assert found.elsewhere == ""
     assert "50: from all fwmark 0x5 lookup 100" in found.caveat
 

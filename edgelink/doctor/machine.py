@@ -191,7 +191,7 @@ def clock(surroundings: Surroundings) -> Finding:
     probes = surroundings.probes
     asked = {name for daemon in surroundings.daemons for name in daemon.get("rtt_ms") or ()}
     peers = {address: name for name, address in surroundings.peers.items() if name in asked or not asked}
-    offsets = probes.clock_offsets_s(list(peers)[:_MOST_CLOCKS]) if peers else {}
+    offsets = probes.clock_offsets_s(list(peers)[:_MOST_CLOCKS], surroundings.config.overlay.device) if peers else {}
     remedy = "keep the clock right: `apt-get install systemd-timesyncd`, `timedatectl set-ntp true`"
     if not offsets:
         if probes.is_clock_synchronised() is False and not surroundings.daemons:

@@ -9,9 +9,13 @@ from edgelink.errors import OverlayAddressError
 from edgelink.overlay.diagnosis import TCP_REMEDY, UDP_REMEDY
 from edgelink.overlay.echo_wire import PORT
 from edgelink.overlay.link import check_collision
+from edgelink.overlay.own_routes import PRIORITY
 from edgelink.ray_cluster.local_ray import noted_user_uid
 
 _MOST_PEERS = 12
+_LATER_RULE = (
+    f"where it is made, give it a priority above {PRIORITY}, or take the overlay's network out of what it picks"
+)
 _SLOW_NAME_S = 1.0
 _MOST_NAMES = 3
 
@@ -32,6 +36,8 @@ def overlay_network(surroundings: Surroundings) -> Finding:
         ways = surroundings.probes.ways(overlay.device, own_ip, network, members, uid)
         if ways.elsewhere:
             return failed(ways.elsewhere, ways.remedy)
+        if ways.caveat:
+            return limited(ways.caveat, _LATER_RULE)
     if network is None and surroundings.membership is not None:
         network = surroundings.membership.lease.cidr
     if network is None and surroundings.is_relay:
@@ -54,12 +60,13 @@ def overlay_mtu(surroundings: Surroundings) -> Finding:
     peers = dict(list(surroundings.peers.items())[:_MOST_PEERS])
     if not peers:
         return skipped("there is a way to no other node")
-    _, mtu, _ = surroundings.probes.local_networks(surroundings.config.overlay.device)
+    device = surroundings.config.overlay.device
+    _, mtu, _ = surroundings.probes.local_networks(device)
     if not mtu:
-        return skipped(f"there is no device {surroundings.config.overlay.device} with an address")
-    full = surroundings.probes.echoes(peers.values(), mtu)
+        return skipped(f"there is no device {device} with an address")
+    full = surroundings.probes.echoes(peers.values(), device, mtu)
     lost = {name: address for name, address in peers.items() if address not in full}
-    small = surroundings.probes.echoes(lost.values()) if lost else {}
+    small = surroundings.probes.echoes(lost.values(), device) if lost else {}
     holes = [name for name, address in lost.items() if address in small]
     if holes:
         return failed(
@@ -93,7 +100,7 @@ def echo_answered(surroundings: Surroundings) -> Finding:
     if surroundings.membership is None or not surroundings.daemons:
         return skipped("no daemon of a node runs here")
     own = str(surroundings.membership.lease.overlay_ip)
-    found = surroundings.probes.echoes([own]).get(own)
+    found = surroundings.probes.echoes([own], None).get(own)
     if found is None:
         return skipped("the overlay's device is not up")
     if found.is_refusal:

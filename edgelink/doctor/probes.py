@@ -26,7 +26,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
 from edgelink.overlay import stale, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
-from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask
+from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask, may_bind_to_devices
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
 from edgelink.overlay.reach import answers_ping, may_open_raw
 from edgelink.overlay.ways import Ways, look
@@ -169,13 +169,17 @@ class Probes:
 
         return asyncio.run(ask_all())
 
-    def echoes(self, addresses: Iterable[str], packet_bytes: int | None = None) -> dict[str, Echo]:
-        """Return the first echo of each node that answers, by overlay address, with packets of ``packet_bytes``."""
+    def echoes(self, addresses: Iterable[str], device: str | None, packet_bytes: int | None = None) -> dict[str, Echo]:
+        """Return the first echo of each node that answers, by overlay address, with packets of ``packet_bytes``.
+
+        ``device``: by which they have to leave. None: to this machine itself.
+        """
         payload_bytes = 0 if packet_bytes is None else packet_bytes - HEADERS_BYTES
+        bound_to = device if may_bind_to_devices() else None
 
         async def first(address: str) -> Echo | None:
             for _ in range(_TRIES):
-                echo = await ask(None, IPv4Address(address), _PING_S, payload_bytes=payload_bytes)
+                echo = await ask(None, IPv4Address(address), _PING_S, device=bound_to, payload_bytes=payload_bytes)
                 if echo is not None:
                     return echo
             return None
@@ -205,11 +209,11 @@ class Probes:
             found = zip(devices, pool.map(answers, devices.items()), strict=True)
             return {address for address, is_there in found if is_there}
 
-    def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
+    def clock_offsets_s(self, addresses: Sequence[str], device: str) -> dict[str, float]:
         """Return how far the clock of each node is ahead of this one's. Nodes that do not say are left out."""
         clocks = {address: PeerClock() for address in addresses}
         for _ in range(_TRIES):
-            for address, echo in self.echoes(addresses).items():
+            for address, echo in self.echoes(addresses, device).items():
                 clocks[address].note(echo)
         return {a: clock.offset_ms / 1000 for a, clock in clocks.items() if clock.offset_ms is not None}
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, nlmsg
@@ -20,17 +20,18 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETROUTE
 from pyroute2.netlink.rtnl.rtmsg import rtmsg_base
 
+from edgelink.overlay.congestion import routes_of
 from edgelink.overlay.own_routes import TABLE
 
 _AF_INET = 2
-_LOCAL_TABLE, _MAIN_TABLE = 255, 254
+_LOCAL_TABLE, _MAIN_TABLE, _DEFAULT_TABLE = 255, 254, 253
 _UNICAST, _LOCAL = 1, 2  # kinds of routes
 _TO_TABLE = 1  # FR_ACT_TO_TBL
 _INVERTED = 2  # FIB_RULE_INVERT
 _TCP = 6
 _KERNEL = 2  # RTPROT_KERNEL
 _WHOLE_ANSWER = 0x1000 | 0x2000  # RTM_F_LOOKUP_TABLE | RTM_F_FIB_MATCH: with the table, and the route itself
-_SAMPLE = 4  # nodes that are asked about while our rule is the first, and decides for all alike
+_MOST_GROUPS = 64  # of nodes that rules and routes tell apart; each question takes half a millisecond
 _LOOPBACK = "lo"
 _MAKERS = {
     0: "by hand",
@@ -173,11 +174,18 @@ class Rule:
         )
         return question, bool(ours) and self.mark is None
 
+    def picks_forwarded_only(self, own_ip: IPv4Address, network: IPv4Network) -> bool:
+        """Whether it picks packets for the overlay, and none that this machine itself sends."""
+        is_for_others = self.destination is not None and not self.destination.overlaps(network)
+        picks_others = self.source is not None and own_ip not in self.source
+        comes_in = self.in_device not in ("", _LOOPBACK)
+        return not self.is_inverted and not is_for_others and (comes_in or picks_others)
+
 
 _KERNELS_RULES = (
     Rule(0, _LOCAL_TABLE, maker=_KERNEL),
     Rule(32766, _MAIN_TABLE, maker=_KERNEL),
-    Rule(32767, 253, maker=_KERNEL),
+    Rule(32767, _DEFAULT_TABLE, maker=_KERNEL),
 )
 
 
@@ -205,6 +213,22 @@ class Answer:
         return f"{kind}{self.network}{via} dev {' '.join(self.devices)} table {tables.get(self.table, self.table)}"
 
 
+class Found(NamedTuple):
+    """What the kernel answered about one node.
+
+    Attributes:
+        who: the node, in words.
+        alike: how many nodes the answer holds for.
+        answer: the route.
+        is_ours: whether root or Ray's user was asked about.
+    """
+
+    who: str
+    alike: int
+    answer: Answer
+    is_ours: bool
+
+
 async def look(
     device: str, own_ip: IPv4Address, network: IPv4Network, members: Mapping[IPv4Address, str], uids: Collection[int]
 ) -> Ways:
@@ -223,17 +247,22 @@ async def look(
         rules = [message async for message in await netlink.rule("dump", family=_AF_INET)]
         before, has_ours = rules_before_ours(rules)
         names = {m["index"]: str(m.get_attr("IFLA_IFNAME")) async for m in await netlink.link("dump")}
-        local = [m async for m in await netlink.route("dump", family=_AF_INET, table=_LOCAL_TABLE)]
-        others = others_to_ask(own_ip, network, members)
-        if has_ours and not before and not has_foreign_local(local, own_ip, network):
-            others = dict(list(others.items())[:_SAMPLE])
+        tables = {_LOCAL_TABLE, TABLE, *(rule.table for rule in before if rule.action == _TO_TABLE)}
+        tables |= set() if has_ours else {_MAIN_TABLE, _DEFAULT_TABLE}
+        routes = {table: [as_answer(m, names) for m in await routes_of(netlink, table)] for table in sorted(tables)}
+        told_apart = [route.network for table in routes.values() for route in table]
+        told_apart += [rule.destination for rule in before]
         asked = questions(before, own_ip, network, uids)
-        found = []
-        for ip, name in others.items():
+        found: list[Found] = []
+        for ip, name, alike in distinct(others_to_ask(own_ip, network, members), filter(None, told_apart)):
             for question, is_ours in asked:
                 answer = await _ask(netlink, ip, question, names)
-                found.append((f"{name} ({ip})", answer, is_ours))
-    return judge(found, device, before)
+                found.append(Found(f"{name} ({ip})", alike, answer, is_ours))
+    ways = judge(found, device, before)
+    beside = forwarded_elsewhere(before, routes, device, own_ip, network)
+    return (
+        ways if ways.elsewhere or not beside else replace(ways, caveat="; ".join(filter(None, (ways.caveat, beside))))
+    )
 
 
 def others_to_ask(
@@ -255,14 +284,46 @@ def rules_before_ours(messages: Iterable[Any]) -> tuple[list[Rule], bool]:
     return before, False
 
 
-def has_foreign_local(messages: Iterable[Any], own_ip: IPv4Address, network: IPv4Network) -> bool:
-    """Whether table local, which goes before all rules, has addresses of the overlay that are not ours; pure."""
-    ours = {own_ip, network.network_address, network.broadcast_address}
-    for message in messages:
-        found = IPv4Network(f"{message.get_attr('RTA_DST') or '0.0.0.0'}/{message['dst_len']}")
-        if found.overlaps(network) and not (found.prefixlen == 32 and found.network_address in ours):
-            return True
-    return False
+def distinct(
+    members: Mapping[IPv4Address, str], told_apart: Iterable[IPv4Network]
+) -> list[tuple[IPv4Address, str, int]]:
+    """Return one node of each group that the kernel cannot tell apart, and how many there are in the group; pure.
+
+    The kernel tells two addresses apart where one is in a network of a route or rule, and the other is not. So a
+    thousand nodes cost a few questions. Groups in more networks come first. Of very many the last are left out.
+    """
+    networks = {(each.prefixlen, int(each.network_address)) for each in told_apart}
+    masks = {length: (2**length - 1) << (32 - length) for length in {length for length, _ in networks}}
+    groups: dict[tuple[int, ...], list[IPv4Address]] = {}
+    for ip in members:
+        within = [(length, int(ip) & mask) for length, mask in masks.items()]
+        key = tuple(number for each in within if each in networks for number in each)
+        groups.setdefault(key, []).append(ip)
+    first = sorted(groups, key=len, reverse=True)[:_MOST_GROUPS]
+    return [(groups[key][0], members[groups[key][0]], len(groups[key])) for key in first]
+
+
+def forwarded_elsewhere(
+    before: Iterable[Rule],
+    routes: Mapping[int, Sequence[Answer]],
+    device: str,
+    own_ip: IPv4Address,
+    network: IPv4Network,
+) -> str:
+    """Say which rule leads what others send through this machine, its containers say, past the overlay; pure.
+
+    The kernel answers no question about such packets unless it forwards them, so the rule's table is read.
+    """
+    for rule in before:
+        if not rule.picks_forwarded_only(own_ip, network):
+            continue
+        known = [(route.network, route) for route in routes.get(rule.table, ()) if route.network is not None]
+        inside = [route for part, route in known if part != network and part.subnet_of(network)]
+        around = {whole.prefixlen: route for whole, route in known if network.subnet_of(whole)}
+        for route in (*inside, *(around[length] for length in sorted(around)[-1:])):
+            if route.devices and route.leads_elsewhere(device):
+                return _leads_elsewhere(rule, route)
+    return ""
 
 
 def questions(
@@ -274,11 +335,11 @@ def questions(
     return list(dict.fromkeys([*plain, *(each for each in picked if each is not None)]))
 
 
-def judge(found: Sequence[tuple[str, Answer, bool]], device: str, before: Sequence[Rule]) -> Ways:
+def judge(found: Sequence[Found], device: str, before: Sequence[Rule]) -> Ways:
     """Put the answers into words; pure.
 
     Args:
-        found: who was asked about, the answer, and whether it concerns root or Ray's user.
+        found: the answers.
         device: the overlay's.
         before: the rules before ours.
     """
@@ -287,18 +348,21 @@ def judge(found: Sequence[tuple[str, Answer, bool]], device: str, before: Sequen
     def is_elsewhere(answer: Answer) -> bool:
         return answer.leads_elsewhere(device) or bool(answer.refusal and refusing)
 
-    wrong = [(who, answer) for who, answer, is_ours in found if is_ours and is_elsewhere(answer)]
+    wrong = [each for each in found if each.is_ours and is_elsewhere(each.answer)]
     if wrong:
-        whose = len({who for who, _ in wrong})
+        whose = sum({each.who: each.alike for each in wrong}.values())
         more = f", and for {whose - 1} more" if whose > 1 else ""
-        who, answer = wrong[0]
-        return _elsewhere(f"{who}{more}", answer, device, before, refusing)
-    others = [answer for _, answer, is_ours in found if not is_ours and answer.leads_elsewhere(device)]
+        return _elsewhere(f"{wrong[0].who}{more}", wrong[0].answer, device, before, refusing)
+    others = [each.answer for each in found if not each.is_ours and each.answer.leads_elsewhere(device)]
     if others:
         rule = next((rule for rule in before if rule.table == others[0].table), None)
-        by = ", ".join(others[0].devices)
-        return Ways(caveat=f"the rule `{rule}` comes before EdgeLink's and sends what it picks for members by {by}")
+        return Ways(caveat=_leads_elsewhere(rule, others[0]))
     return Ways()
+
+
+def _leads_elsewhere(rule: Rule | None, route: Answer) -> str:
+    by = ", ".join(route.devices)
+    return f"the rule `{rule}` comes before EdgeLink's and sends what it picks for members by {by}"
 
 
 def _elsewhere(who: str, answer: Answer, device: str, before: Sequence[Rule], refusing: Sequence[Rule]) -> Ways:
