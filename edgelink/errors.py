@@ -163,6 +163,10 @@ class RegistryUnavailableError(RegistryError):
     exit_code = ExitCode.TRY_AGAIN
 
 
+class NoRelayError(RegistryUnavailableError):
+    """What answers at the relay's address does not speak TLS as the relay's broker does."""
+
+
 class RenewedJustNowError(RegistryError):
     """The node had a new password at the broker a moment ago; the one that it has begun comes later."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -210,6 +211,37 @@ def table(rule: str, hook: str = "output") -> Fault:
     return fault
 
 
+PORTAL = """
+import socketserver
+class Portal(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(4096)
+        self.request.sendall(b"HTTP/1.1 302 Found\\r\\nLocation: http://portal.hotel/login\\r\\n\\r\\n")
+socketserver.ThreadingTCPServer.allow_reuse_address = True
+with socketserver.ThreadingTCPServer(("0.0.0.0", 8080), Portal) as server:
+    print(1, flush=True)
+    server.serve_forever()
+"""
+
+
+@contextmanager
+def captive_portal(lab: Lab, *, cuts: bool = False) -> Iterator[dict[str, str]]:
+    """New connections of the edge are answered by its router, as by a hotel's; with ``cuts`` there are no others."""
+    router, lan = f"{EDGE}-nat", "192.168.11.0/24"
+    answers = lab.popen(
+        router, ["python3", "-c", PORTAL], lab.node_directory(EDGE) / "portal.log", stdout=subprocess.PIPE
+    )
+    assert answers.stdout is not None
+    answers.stdout.readline()
+    leads = f"chain n {{ type nat hook prerouting priority -110; ip saddr {lan} meta l4proto tcp redirect to :8080; }}"
+    drops = f"chain f {{ type filter hook forward priority -10; ip saddr {lan} drop; }}" if cuts else ""
+    run(lab, router, "nft", "-f", "-", stdin=f"table ip portal {{ {leads} {drops} }}\n")
+    yield {}
+    run(lab, router, "nft", "delete", "table", "ip", "portal")
+    answers.kill()
+    answers.wait()
+
+
 def process_called(name: str) -> Fault:
     """Somebody else's program of this name."""
 
@@ -378,6 +410,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "a clock that is 30 s behind": ("clock", shifted_clock),
     "no name of the relay": ("relay-name", without_relay_name),
     "a closed broker": ("relay-reachable", table("tcp dport 8883 tcp flags syn / syn,ack reject with tcp reset")),
+    "a captive portal": ("relay-reachable", captive_portal),
     "no STUN": ("stun-answers", table("udp dport { 3478, 3479 } drop")),
     "another congestion control": ("congestion-control", other_congestion_control),
     "no probing for the MTU": ("tcp-probes", sysctl("net/ipv4/tcp_mtu_probing", "0")),
@@ -457,3 +490,19 @@ def test_a_node_behind_an_uplink_that_drops_full_packets_without_a_word(road: Ro
     print(f"ready after {ready_after_s:.1f} s, 1 MB in {took_s:.2f} s")
     assert ready_after_s <= 15 + BUSY_S
     assert took_s <= 2
+
+
+def test_a_captive_portal_is_named_by_status_and_by_doctor(road: Road, doctor: Doctor) -> None:
+    """A hotel's router answers all TCP with a page and lets nothing through. Then somebody logs in."""
+
+    def reason() -> str:
+        status = json.loads(run(road.lab, EDGE, "edgelink", "status", "--json"))
+        told = {each["type"]: each for each in status["daemons"][0]["conditions"]}["PeersReachable"]
+        return f"{told['reason']}: {told['message']}"
+
+    with captive_portal(road.lab, cuts=True):
+        wait_until("status names the portal", lambda: re.search(r"RelayUnreachable.*captive portal", reason()))
+        found = doctor.ask()["relay-reachable"]
+        assert found["verdict"] == "failed"
+        assert "captive portal" in found["remedy"]
+    wait_until("it is over", lambda: reason().startswith("Reachable"))

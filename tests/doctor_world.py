@@ -18,7 +18,7 @@ from edgelink import __version__
 from edgelink.config import Config, Paths
 from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check
-from edgelink.doctor.probes import Lookup, Probes, Ran, Space
+from edgelink.doctor.probes import Greeting, Lookup, Probes, Ran, Space
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.link import LocalNetwork
@@ -126,7 +126,7 @@ class FakeProbes(Probes):
     def reverse(self, addresses: Iterable[str]) -> dict[str, Lookup]:
         return {address: Lookup((), self.reverse_s) for address in addresses}
 
-    def connect(self, targets: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | str]:
+    def connect(self, targets: Mapping[tuple[str, int], Greeting]) -> dict[tuple[str, int], float | str]:
         return {target: self.refusing.get(target[1], 12.0) for target in targets}
 
     def congestion_controls(self, pid: int) -> list[Controlled]:

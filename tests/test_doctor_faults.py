@@ -29,7 +29,7 @@ from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
 from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
 from edgelink.doctor.machine import gpu
-from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Ran, Space
+from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, NotARelay, Probes, Ran, Space, connected
 from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
@@ -203,6 +203,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("relay-name", "limited", "1.5 s", probes(names={"relay.example.org": Lookup(("198.51.100.1",), 1.5)})),
     ("relay-reachable", "failed", "8883 (Connection refused)", probes(refusing={8883: "Connection refused"})),
     ("relay-reachable", "failed", "11010 (no answer)", probes(refusing={11010: "no answer"})),
+    ("relay-reachable", "failed", "captive portal", probes(refusing={11010: NotARelay("it answers 'HTTP'")})),
     ("stun-answers", "limited", "udp relay", probes(seen={"relay.example.org:3478": None})),
     ("echo-answered", "failed", "nothing answers at udp port", probes(serves_echoes=False)),
     (
@@ -649,11 +650,11 @@ def test_the_real_probes_answer_as_they_say(tmp_path: Path) -> None:
     assert real.space(tmp_path / "not/there").total_bytes > 0
     assert "127.0.0.1" in real.resolve(["localhost"])["localhost"].found
     assert real.resolve([UNKNOWN])[UNKNOWN].found == ()
-    assert real.connect([(UNKNOWN, 1)]) == {(UNKNOWN, 1): NAME_UNKNOWN}
+    assert real.connect({(UNKNOWN, 1): connected}) == {(UNKNOWN, 1): NAME_UNKNOWN}
     assert real.stun([f"{UNKNOWN}:3478"]) == {}
-    assert isinstance(real.connect([("127.0.0.1", 1)])["127.0.0.1", 1], str)
+    assert isinstance(real.connect({("127.0.0.1", 1): connected})["127.0.0.1", 1], str)
     assert real.processes("no-such-program") == {}
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert real.holders([("tcp", port), ("tcp", 1)]) == {("tcp", port): os.getpid()}
-        assert isinstance(real.connect([("127.0.0.1", port)])["127.0.0.1", port], float)
+        assert isinstance(real.connect({("127.0.0.1", port): connected})["127.0.0.1", port], float)

@@ -13,9 +13,10 @@ from registry_world import World
 from edgelink import __version__
 from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Status
 from edgelink.config import Config
-from edgelink.facts.derive import Own, derive_status, node_status
+from edgelink.errors import NoRelayError, RegistryAuthError, RegistryUnavailableError, UntrustedError
+from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_status
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.client import FEATURES
+from edgelink.registry.client import FEATURES, Session
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.membership import Membership
@@ -116,3 +117,18 @@ def test_what_was_told_is_not_told_again() -> None:
     assert teller.plan(OwnStatus(None, None), 0).does is None
     assert teller.plan(OwnStatus(BARE, None), 0).does == Tell(BARE)
     assert teller.plan(OwnStatus(BARE, BARE), 0).does is None
+
+
+@pytest.mark.parametrize(
+    ("session", "says"),
+    [
+        (Session(), None),
+        (Session(1, is_connected=True), None),
+        (Session(error=RegistryUnavailableError("no answer within 10 s")), ""),
+        (Session(error=NoRelayError("WRONG_VERSION_NUMBER", hint="a portal")), "WRONG_VERSION_NUMBER; a portal"),
+        (Session(error=UntrustedError("another certificate", hint="a proxy")), "another certificate; a proxy"),
+        (Session(error=RegistryAuthError("revoked")), ""),
+    ],
+)
+def test_who_answers_in_the_brokers_place_is_told_from_nobody(session: Session, says: str | None) -> None:
+    assert broker_away(Broker(session)) == says

@@ -117,6 +117,21 @@ def test_a_black_hole_is_no_firewall() -> None:
     assert "tcp_mtu_probing=1" in found.message
 
 
+@pytest.mark.parametrize(
+    ("rows", "broker_away", "reason", "words"),
+    [
+        ([SELF, row(RELAY, "relay")], "no TLS: a portal", "RelayUnreachable", "no TLS: a portal"),
+        ([SELF], "no TLS: a portal", "RelayUnreachable", "no TLS: a portal"),
+        ([SELF, row(RELAY, "relay")], "", "NobodyAnswers", "this machine's uplink"),
+        ([SELF], "", "RelayUnreachable", "nothing listens"),
+    ],
+)
+def test_what_the_brokers_client_knows_counts(rows: list[Peer], broker_away: str, reason: str, words: str) -> None:
+    """EasyTier lists whom it has lost for some seconds, which is no reason to look at a firewall far away."""
+    found = diagnose(rows, ERROR_2_6_4, DIALLED, [RELAY, HEAD], broker_away=broker_away)
+    assert (found.reason, words in found.message, "firewall" in found.message) == (reason, True, False)
+
+
 HOLDERS = {RELAY: "relay", OWN: "edge-1"}
 
 

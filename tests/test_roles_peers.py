@@ -222,15 +222,18 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
         (seen(NEW, HEARD, status=Status.FALSE), {}, None, "PeerSilent"),
         # Where nobody answers, the cause is looked for first, and again after ten seconds.
         (seen(NEW, NEW, status=Status.UNKNOWN), {}, None, "Connecting"),
-        (seen(SILENT, SILENT), {}, FindCause((RELAY, CLOUD)), None),
-        (seen(SILENT, SILENT, why_s=90.0), {}, FindCause((RELAY, CLOUD)), None),
+        (seen(SILENT, SILENT), {}, FindCause((RELAY, CLOUD), None), None),
+        (seen(SILENT, SILENT, why_s=90.0), {}, FindCause((RELAY, CLOUD), None), None),
         (seen(SILENT, SILENT, why_s=90.1), {}, None, "NobodyAnswers"),
+        # What the broker's client learns is a reason to look again at once, and no more than once.
+        (seen(SILENT, SILENT, why_s=90.1), {"broker_away": "a portal"}, FindCause((RELAY, CLOUD), "a portal"), None),
+        (seen(SILENT, SILENT, why_s=90.1, why_broker="x"), {"broker_away": "x"}, None, "NobodyAnswers"),
         # Nobody to ask is fine.
         (Seen(look=Look(Targets(), False, 0, 0), looked_s=100.0), {"targets": Targets()}, None, "Reachable"),
     ],
 )
 def test_who_is_asked_and_what_is_said(own: Seen, changes: dict[str, Any], does: Do | None, reason: str | None) -> None:
-    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, own), **changes)
+    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, None, own), **changes)
     decision = node().peers.plan(inputs, 100.0)
     assert (decision.does, decision.says[-1].reason if decision.says else None) == (does, reason)
 

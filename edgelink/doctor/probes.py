@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import os
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
-from edgelink.overlay import stale, stun_client
+from edgelink.overlay import hello, stale, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask, may_bind_to_devices
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
@@ -32,10 +33,10 @@ from edgelink.overlay.reach import answers_ping, may_open_raw
 from edgelink.overlay.ways import Ways, look
 from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
-from edgelink.process.ports import Protocol
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
 from edgelink.registry.broker import find_mosquitto
+from edgelink.registry.tls import explain_tls_error, reason_of
 from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.wording import printable
 
@@ -44,6 +45,7 @@ _TRIES = 2
 _ARP_S = 0.5  # a radio that sleeps takes a third of it
 _ARP_TRIES = 3
 _CONNECT_S = 2.0
+_GREETING_S = 2.0  # a handshake of TLS is two round trips
 _LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
 LOOKUP_S = 2.0
 _LINES, _LINE_CHARACTERS = 3, 200  # of what a program that fails has said
@@ -53,6 +55,52 @@ _NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 _TIMEX_BYTES = 512  # the kernel's struct timex is smaller
 
 NAME_UNKNOWN = "nobody knows this name"
+
+
+class NotARelay(str):
+    """Why what takes a connection at a relay's address is no relay."""
+
+    __slots__ = ()
+
+
+class Greeting(Protocol):
+    """How the other end of a new connection shows that it is a relay's."""
+
+    def __call__(self, connection: socket.socket, /) -> None:
+        """Raises NotARelayError, ssl.SSLError, OSError."""
+
+
+class NotARelayError(Exception):
+    """What answers is something else."""
+
+
+def connected(connection: socket.socket) -> None:
+    """Be content with the connection itself."""
+
+
+def easytier(connection: socket.socket) -> None:
+    """Have an EasyTier show that it is one."""
+    asked, answer = hello.question(), b""
+    connection.sendall(asked)
+    while len(answer) < hello.ANSWER_BYTES and (more := connection.recv(hello.ANSWER_BYTES)):
+        answer += more
+    if not answer:
+        raise ConnectionResetError(None, "closed")
+    if not hello.is_easytier(asked, answer):
+        raise NotARelayError(f"it answers {answer[:16].decode(errors='replace')!r}, which no EasyTier does")
+
+
+def broker_of(context: ssl.SSLContext) -> Greeting:
+    """Have a broker show that it is the one ``context`` trusts. Nothing is sent but a handshake."""
+
+    def greeting(connection: socket.socket) -> None:
+        # By default a connection that was reset meanwhile is wrapped without a handshake, and without an error.
+        with context.wrap_socket(connection, do_handshake_on_connect=False) as tls:
+            tls.do_handshake()
+            with suppress(OSError):
+                tls.unwrap()  # says goodbye, lest the broker's log fills with errors
+
+    return greeting
 
 
 @dataclass(frozen=True)
@@ -119,14 +167,17 @@ class Probes:
         """The names of addresses, in the same way."""
         return self._looked_up("address", addresses, lambda address: (socket.gethostbyaddr(address)[0],))
 
-    def connect(self, targets: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | str]:
-        """Of each host and port the milliseconds until a TCP connection was there, or why there is none."""
-        wanted = list(dict.fromkeys(targets))
+    def connect(self, targets: Mapping[tuple[str, int], Greeting]) -> dict[tuple[str, int], float | str]:
+        """Of each host and port the milliseconds until a TCP connection was there, or why there is none.
+
+        NotARelay: there is one, but not with a relay.
+        """
+        wanted = list(targets)
         known = self.resolve(host for host, _ in wanted)
 
         def connect(target: tuple[str, int]) -> float | str:
             addresses = known[target[0]].found
-            return self._connect((addresses[0], target[1])) if addresses else NAME_UNKNOWN
+            return self._connect((addresses[0], target[1]), targets[target]) if addresses else NAME_UNKNOWN
 
         with ThreadPoolExecutor(max(1, len(wanted))) as pool:
             return dict(zip(wanted, pool.map(connect, wanted), strict=True))
@@ -253,7 +304,7 @@ class Probes:
         """The network devices here."""
         return {name for _, name in socket.if_nameindex()}
 
-    def holders(self, wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int], int | None]:
+    def holders(self, wanted: Iterable[tuple[ports.Protocol, int]]) -> dict[tuple[ports.Protocol, int], int | None]:
         return ports.holders(wanted)
 
     def processes(self, *commands: str) -> dict[int, str]:
@@ -322,13 +373,26 @@ class Probes:
             pid: name for pid, name in found.items() if name in commands and procfs.network_namespace_of(pid) == here
         }
 
-    def _connect(self, target: tuple[str, int]) -> float | str:
+    def _connect(self, target: tuple[str, int], greeting: Greeting) -> float | str:
         started_s = self._clock.monotonic_s()
         try:
-            socket.create_connection(target, timeout=_CONNECT_S).close()
+            connection = socket.create_connection(target, timeout=_CONNECT_S)
         except OSError as error:
             return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-        return (self._clock.monotonic_s() - started_s) * 1000
+        took_ms = (self._clock.monotonic_s() - started_s) * 1000
+        with connection:
+            connection.settimeout(_GREETING_S)
+            try:
+                greeting(connection)
+            except NotARelayError as error:
+                return NotARelay(error)
+            except ssl.SSLError as error:
+                return NotARelay(explain_tls_error(error, "it").message)
+            except TimeoutError:
+                return NotARelay("it takes the connection and says nothing")
+            except OSError as error:
+                return NotARelay(f"it takes the connection and ends it: {reason_of(error)}")
+        return took_ms
 
     def _looked_up(
         self, kind: str, keys: Iterable[str], look_up: Callable[[str], tuple[str, ...]]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped
-from edgelink.doctor.probes import LOOKUP_S, NAME_UNKNOWN
+from edgelink.doctor.probes import LOOKUP_S, NAME_UNKNOWN, Greeting, NotARelay, broker_of, connected, easytier
 from edgelink.process import ports
+from edgelink.registry.tls import client_context
 
 _SLOW_S = 1.0
+_LET_OUT = "let these ports out here, and in at the relay and its provider's firewall (docs/reference/ports.md)"
+_PORTAL = (
+    "a captive portal or a proxy that opens connections sits between, or the relay hangs: log in at the portal with a "
+    "browser, have the proxy let these ports through unread, see `edgelink status` on the relay"
+)
 _NO_MEMBERSHIP = "this machine is no node of a network (the check `membership`)"
 
 
@@ -51,29 +58,40 @@ def relay_name(surroundings: Surroundings) -> Finding:
 
 
 def relay_reachable(surroundings: Surroundings) -> Finding:
-    """Do the relays' TCP ports answer from here?
+    """Do the relays answer from here at their TCP ports, and is it they who answer?
 
-    The broker's, and EasyTier's where it is dialled by TCP.
+    The broker's, by TLS with the network's own certificate, and EasyTier's, by its own first words, where it is dialled
+    by TCP. A captive portal, a proxy that opens TLS, and a port that takes connections and says nothing are none.
     """
     membership = surroundings.membership
     if membership is None:
         return skipped(_NO_MEMBERSHIP) if surroundings.may_read_state else NOT_ROOT
-    brokers = [_target(f"//{address}") for address in membership.addresses]
-    dialled = [_target(url) for url in membership.secrets.overlay_peers if url.startswith(("tcp:", "ws"))]
-    if surroundings.config.overlay.kind == "existing":
-        dialled = []
-    asked = surroundings.probes.connect([*brokers, *dialled])
+    broker = broker_of(client_context(membership.ca_pem, membership.network_id))
+    brokers: dict[tuple[str, int], Greeting] = {_target(f"//{address}"): broker for address in membership.addresses}
+    dialled: dict[tuple[str, int], Greeting] = {
+        _target(url): easytier if url.startswith("tcp:") else connected
+        for url in membership.secrets.overlay_peers
+        if url.startswith(("tcp:", "ws")) and surroundings.config.overlay.kind != "existing"
+    }
+    asked = surroundings.probes.connect({**dialled, **brokers})
     answers = {target: answer for target, answer in asked.items() if answer != NAME_UNKNOWN}
     if asked and not answers:
         return skipped("the check `relay-name` says why not")
-    silent = {target: why for target, why in answers.items() if isinstance(why, str)}
+    wrong = {target: why for target, why in answers.items() if isinstance(why, str)}
     figure = listed([f"{host}:{port} {ms:.0f} ms" for (host, port), ms in answers.items() if not isinstance(ms, str)])
-    if not silent:
+    if not wrong:
         return ok("they do" if answers else "there is no other relay", figure)
-    told = listed([f"tcp {host}:{port} ({why})" for (host, port), why in silent.items()])
-    remedy = "let these ports out here, and in at the relay and its provider's firewall (docs/reference/ports.md)"
-    is_cut_off = any(set(group) & answers.keys() and not set(group) - silent.keys() for group in (brokers, dialled))
-    return (failed if is_cut_off else limited)(f"no connection to {told}", remedy, figure)
+    others = {target: why for target, why in wrong.items() if isinstance(why, NotARelay)}
+    silent = {target: why for target, why in wrong.items() if target not in others}
+    parts = (("no connection to", silent, _LET_OUT), ("no relay of this network answers at", others, _PORTAL))
+    told = "; ".join(f"{what} {_told(found)}" for what, found, _ in parts if found)
+    remedy = "; ".join(advice for _, found, advice in parts if found)
+    is_cut_off = any(group.keys() & answers.keys() and not group.keys() - wrong.keys() for group in (brokers, dialled))
+    return (failed if is_cut_off else limited)(told, remedy, figure)
+
+
+def _told(wrong: Mapping[tuple[str, int], str]) -> str:
+    return listed([f"tcp {host}:{port} ({why})" for (host, port), why in wrong.items()])
 
 
 def _target(url: str) -> tuple[str, int]:

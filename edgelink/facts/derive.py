@@ -14,6 +14,7 @@ from edgelink import __version__
 from edgelink.condition_table.required import OVERLAY_UP, PEERS_REACHABLE
 from edgelink.conditions import Conditions, Phase, Status, derive_phase
 from edgelink.config import Config
+from edgelink.errors import NoRelayError, UntrustedError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
@@ -21,7 +22,7 @@ from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.targets import Targets
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
-from edgelink.registry.client import FEATURES
+from edgelink.registry.client import FEATURES, Session
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
@@ -42,6 +43,7 @@ OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
+BROKER_AWAY: Final[Fact[str | None]] = Fact("broker_away")
 NOBODY_ANSWERS: Final[Fact[bool]] = Fact("nobody_answers")
 PHASE: Final[Fact[Phase]] = Fact("phase")
 NODE_STATUS: Final[Fact[NodeStatus | None]] = Fact("node_status")
@@ -79,6 +81,7 @@ def derive_peers(board: Board[Facts], config: Config) -> None:
     relays_carry = config.overlay.kind == "easytier"
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
+    board.derive(BROKER_AWAY, "session with the broker", Broker, broker_away)
     board.derive(NOBODY_ANSWERS, "condition PeersReachable", Told, nobody_answers)
 
 
@@ -266,6 +269,21 @@ class Observed:
 def phase(now: Observed) -> Phase:
     """The phase of this node."""
     return derive_phase(now.conditions, is_stopping=now.is_stopping)
+
+
+@dataclass(frozen=True)
+class Broker:
+    """The facts that :func:`broker_away` depends on."""
+
+    session: Session
+
+
+def broker_away(now: Broker) -> str | None:
+    """Return what answers in the broker's place, "" where nothing does, None where nothing is wrong."""
+    error = now.session.error
+    if error is None:
+        return None
+    return f"{error.message}; {error.hint}" if isinstance(error, NoRelayError | UntrustedError) else ""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class Facts:
         admission: what this machine may do before the registry has said that it is the node.
         claim_word: what ``Leased`` has to say of this machine's claim to be the node. None: nothing but the lease.
         session: the session with the registry's broker.
+        broker_away: None where nothing is wrong with that session. What answers at the relay's address in the broker's
+            place, or "" where nothing does. Derived.
         network: what the registry has told of the network's secret.
         directory: who holds which lease.
         cluster_spec: the head's newest word of the Ray cluster.
@@ -98,6 +100,7 @@ class Facts:
     admission: Admission = field(default_factory=Admission)
     claim_word: Said | None = None
     session: Session = field(default_factory=Session)
+    broker_away: str | None = None
     network: NetworkTold = field(default_factory=NetworkTold)
     directory: Directory | None = None
     cluster_spec: ClusterSpec | None = None

@@ -39,6 +39,7 @@ def diagnose(
     peers: Iterable[str],
     wanted: Iterable[IPv4Address],
     holes: Sequence[str] = (),
+    broker_away: str | None = None,
 ) -> Diagnosis:
     """The likeliest cause.
 
@@ -48,7 +49,10 @@ def diagnose(
         peers: the URLs that it dials.
         wanted: who does not answer.
         holes: the other ends of its TCP connections to which full packets do not get through.
+        broker_away: None where the relay's broker answers, what answers in its place, or "" where nothing does.
     """
+    if broker_away:
+        return Diagnosis("RelayUnreachable", broker_away)
     if holes:
         return Diagnosis(
             "MtuBlackHole",
@@ -65,6 +69,12 @@ def diagnose(
         )
     missing = set(wanted)
     if listed := [row.hostname for row in others if row.ipv4 in missing]:
+        if broker_away is not None:
+            return Diagnosis(
+                "NobodyAnswers",
+                f"EasyTier lists {', '.join(listed)}, as it does for some seconds after a cut, and the relay's broker "
+                "does not answer either: check this machine's uplink",
+            )
         return Diagnosis(
             "NobodyAnswers",
             f"EasyTier is connected and lists {', '.join(listed)}: look at the firewall there, and at its "

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509 import Certificate
 from OpenSSL import SSL
 
-from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedError
+from edgelink.errors import NoRelayError, RegistryError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import server_name
 from edgelink.registry.dial import dial
 from edgelink.timeouts import timeout
@@ -51,7 +51,7 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
             hint="check the address, that the relay runs, and that its firewall lets this port in",
         ) from error
     except SSL.Error as error:
-        raise RegistryUnavailableError(
+        raise NoRelayError(
             f"what answers at {where} does not speak TLS as the relay's broker does", hint=_PROXY_HINT
         ) from error
     for certificate in chain:
@@ -131,4 +131,6 @@ def explain_tls_error(error: ssl.SSLError, where: str) -> RegistryError:
     """What a failed handshake through :func:`client_context` means."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return UntrustedError(f"{where} is not this network's relay: {error.verify_message}", hint=_PROXY_HINT)
-    return RegistryUnavailableError(f"no TLS connection to {where}: {error.reason or error}", hint=_PROXY_HINT)
+    if isinstance(error, ssl.SSLEOFError):  # a broker that ends does so as well
+        return RegistryUnavailableError(f"no TLS connection to {where}: closed in the handshake", hint=_PROXY_HINT)
+    return NoRelayError(f"no TLS connection to {where}: {error.reason or error}", hint=_PROXY_HINT)

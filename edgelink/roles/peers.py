@@ -139,9 +139,10 @@ class AskAll(Action):
 
 @dataclass(frozen=True)
 class FindCause(Action):
-    """Find out why nobody answers."""
+    """Find out why nobody answers, while the broker is as ``broker_away`` says."""
 
     addresses: tuple[IPv4Address, ...]
+    broker_away: str | None
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class Seen:
         keen_until_s: until when a silent node is asked as often as on an uplink that is not metered.
         why: the likeliest cause of everybody's silence.
         why_s: when that was asked for last in this silence. None: it was not.
+        why_broker: how the broker was then.
     """
 
     known: Mapping[str, Known] = field(default_factory=dict)
@@ -175,6 +177,7 @@ class Seen:
     keen_until_s: float = 0.0
     why: Diagnosis | None = None
     why_s: float | None = None
+    why_broker: str | None = None
 
     @property
     def answering(self) -> dict[str, float]:
@@ -208,6 +211,7 @@ class Inputs:
     is_metered: bool
     echo_wishes: int
     standstills: int
+    broker_away: str | None
     own: Seen
 
 
@@ -292,8 +296,9 @@ class Peers(Part[Inputs, Do]):
             return Decision(does=look)
         says = _says(own, look)
         is_cut_off = bool(says) and says[-1].reason in CUT_OFF
-        if is_cut_off and (own.why_s is None or at_s >= own.why_s + _WHY_AGAIN_S):
-            return Decision(does=FindCause(tuple(look.targets.counted.values())))
+        is_old = own.why_s is None or at_s >= own.why_s + _WHY_AGAIN_S or own.why_broker != now.broker_away
+        if is_cut_off and is_old:
+            return Decision(does=FindCause(tuple(look.targets.counted.values()), now.broker_away))
         again_s = min([own.looked_s + _LOOK_AGAIN_S, *(known.due_s for known in own.known.values())]) - at_s
         return Decision(says, look) if again_s <= 0 else Decision(says, again_s=again_s)
 
@@ -303,12 +308,12 @@ class Peers(Part[Inputs, Do]):
                 await self._look(action)
             case AskAll(names, own_ip):
                 await self._ask_all(names, own_ip)
-            case FindCause(addresses):
+            case FindCause(addresses, broker_away):
                 try:
                     why = await self._why_silent(addresses)
                     self.own = replace(self.own, why=why)
                 finally:  # who answers is to be asked although this fails
-                    self.own = replace(self.own, why_s=self._clock.monotonic_s())
+                    self.own = replace(self.own, why_s=self._clock.monotonic_s(), why_broker=broker_away)
             case Forget():
                 self._know(Seen())
 
