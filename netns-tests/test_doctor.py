@@ -506,3 +506,41 @@ def test_a_captive_portal_is_named_by_status_and_by_doctor(road: Road, doctor: D
         assert found["verdict"] == "failed"
         assert "captive portal" in found["remedy"]
     wait_until("it is over", lambda: reason().startswith("Reachable"))
+
+
+RELAY_IPV6 = "fd00:1::10"
+IPV6 = {
+    RELAY: ("wan fd00:1::10/64", "default via fd00:1::1"),
+    "internet": ("relay fd00:1::1/64", "edge-1 fd00:2::1/64", "fd00:3::/64 via fd00:2::2"),
+    "edge-1-nat": ("wan fd00:2::2/64", "lan fd00:3::1/64", "default via fd00:2::1"),
+    EDGE: ("eth0 fd00:3::2/64", "default via fd00:3::1"),
+}
+
+
+def give_ipv6(lab: Lab) -> None:
+    """Addresses and routes between the edge and the relay."""
+    for node, parts in IPV6.items():
+        run(lab, node, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+        for part in parts:
+            device, *address = part.split()
+            if address[0] == "via":
+                run(lab, node, "ip", "-6", "route", "add", *part.split())
+            else:
+                run(lab, node, "sysctl", "-qw", f"net.ipv6.conf.{device}.disable_ipv6=0")
+                run(lab, node, "ip", "address", "add", *address, "dev", device, "nodad")
+
+
+def test_an_uplink_with_ipv6_only_is_enough(road: Road, doctor: Doctor) -> None:
+    """A robot gets another SIM, of a provider without IPv4. It enrols as well."""
+    lab = road.lab
+    give_ipv6(lab)
+    with changed_file(lab, lab.node_directory(EDGE) / "hosts", lambda text: text.replace(RELAY_ADDRESS, RELAY_IPV6)):
+        run(lab, EDGE, "ip", "-4", "address", "flush", "dev", "eth0")
+        to_relay = ["ss", "-tnH", "dst", f"[{RELAY_IPV6}]", "dport", "=", "11010"]
+        wait_until("EasyTier dials by IPv6", lambda: "ESTAB" in run(lab, EDGE, *to_relay))
+        road.wait_ready(EDGE)
+        assert doctor.ask()["relay-reachable"]["verdict"] == "ok"
+        road.enrol(EDGE)
+    run(lab, EDGE, "ip", "address", "add", "192.168.11.2/24", "dev", "eth0")
+    run(lab, EDGE, "ip", "route", "add", "default", "via", LAN_ROUTER)
+    road.wait_ready(EDGE)

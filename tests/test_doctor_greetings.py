@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgelink.doctor import probes
-from edgelink.doctor.probes import Greeting, NotARelay, Probes, broker_of, easytier
+from edgelink.doctor.probes import Greeting, Lookup, NotARelay, Probes, broker_of, connected, easytier
 from edgelink.overlay import hello
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.tls import client_context
@@ -116,6 +116,14 @@ def test_what_is_no_easytier_is_named(serve: Serve, words: str, monkeypatch: pyt
     answer = answer_of(easytier, serve)
     assert isinstance(answer, NotARelay)
     assert words in answer
+
+
+def test_an_address_that_does_not_answer_leaves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay with IPv4 and IPv6, and an uplink with one of them."""
+    real = Probes()
+    monkeypatch.setattr(real, "resolve", lambda names: {name: Lookup(("127.0.0.99", HOST), 0.0) for name in names})
+    with serving(closing) as port:
+        assert isinstance(real.connect({("relay.example.org", port): connected})["relay.example.org", port], float)
 
 
 def test_an_easytier_is_known_by_its_first_words() -> None:

@@ -95,10 +95,15 @@ def test_other_stun_servers_do_not_cut_a_running_overlay() -> None:
 
 
 def test_ipv6_is_used_only_when_an_address_needs_it() -> None:
-    """IPv6 opens ports of its own; an IPv6 relay still works."""
+    """IPv6 opens ports of its own: on a relay, which everybody dials, and elsewhere where an address wants it."""
     assert parsed("2.6.4")["flags"]["enable_ipv6"] is False
     spec = replace(SPEC, peers=("tcp://[2001:db8::1]:11010",))
     assert parsed("2.6.4", spec)["flags"]["enable_ipv6"] is True
+    assert parsed("2.6.4", replace(SPEC, is_relay=True))["flags"]["enable_ipv6"] is True
+
+
+def test_a_relay_that_runs_is_not_restarted_for_ipv6() -> None:
+    assert replace(SPEC, is_relay=True).config_hash == SPEC.config_hash
 
 
 @pytest.mark.parametrize("secret", ['quo"te', "back\\slash", "$HOME", "tab\tand\nnewline", "ü€😀", "del\x7f", "'''"])

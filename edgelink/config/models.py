@@ -176,7 +176,8 @@ class RelayConfig(_Section):
     )
     advertise: tuple[str, ...] = Field((), description="public addresses or DNS names that nodes dial")
     easytier_listeners: tuple[str, ...] = Field(
-        ("tcp://0.0.0.0:11010",), description="EasyTier listener URLs; tcp:// is faster to recover (ADR 0004)"
+        ("tcp://0.0.0.0:11010",),
+        description="EasyTier listener URLs, 0.0.0.0 meaning IPv6 too; tcp:// is faster to recover (ADR 0004)",
     )
     broker_port: Port = Field(8883, description="port of the MQTT broker (TLS)")
     stun_ports: tuple[Port, ...] = Field(

@@ -54,6 +54,7 @@ _PING_GROUP = Path("/proc/sys/net/ipv4/ping_group_range")
 _NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 _TIMEX_BYTES = 512  # the kernel's struct timex is smaller
 
+_ENDS_IT = "it takes the connection and ends it"
 NAME_UNKNOWN = "nobody knows this name"
 
 
@@ -177,7 +178,12 @@ class Probes:
 
         def connect(target: tuple[str, int]) -> float | str:
             addresses = known[target[0]].found
-            return self._connect((addresses[0], target[1]), targets[target]) if addresses else NAME_UNKNOWN
+            answer: float | str = NAME_UNKNOWN
+            for address in addresses:  # an uplink may have one of IPv4 and IPv6 only
+                answer = self._connect((address, target[1]), targets[target], _CONNECT_S / len(addresses))
+                if not isinstance(answer, str) or isinstance(answer, NotARelay):
+                    break
+            return answer
 
         with ThreadPoolExecutor(max(1, len(wanted))) as pool:
             return dict(zip(wanted, pool.map(connect, wanted), strict=True))
@@ -373,10 +379,12 @@ class Probes:
             pid: name for pid, name in found.items() if name in commands and procfs.network_namespace_of(pid) == here
         }
 
-    def _connect(self, target: tuple[str, int], greeting: Greeting) -> float | str:
+    def _connect(self, target: tuple[str, int], greeting: Greeting, timeout_s: float) -> float | str:
         started_s = self._clock.monotonic_s()
         try:
-            connection = socket.create_connection(target, timeout=_CONNECT_S)
+            connection = socket.create_connection(target, timeout=timeout_s)
+        except ConnectionResetError as error:  # at once: it was there
+            return NotARelay(f"{_ENDS_IT}: {reason_of(error)}")
         except OSError as error:
             return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         took_ms = (self._clock.monotonic_s() - started_s) * 1000
@@ -391,7 +399,7 @@ class Probes:
             except TimeoutError:
                 return NotARelay("it takes the connection and says nothing")
             except OSError as error:
-                return NotARelay(f"it takes the connection and ends it: {reason_of(error)}")
+                return NotARelay(f"{_ENDS_IT}: {reason_of(error)}")
         return took_ms
 
     def _looked_up(

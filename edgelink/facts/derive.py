@@ -197,6 +197,7 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         p2p=config.overlay.p2p,
         # Everybody reaches a relay at its public address: there is nothing to punch.
         stun_servers=() if lease.is_relay else secrets.stun_servers,
+        is_relay=lease.is_relay,
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )

@@ -38,6 +38,7 @@ class OverlaySpec:
     instance_id: UUID | str
     p2p: bool = True
     stun_servers: tuple[str, ...] = ()  # host:port, of our own relays
+    is_relay: bool = False
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -58,11 +59,11 @@ class OverlaySpec:
         """Which overlay a running EasyTier was started for.
 
         Of the specification, not of the file: a new EdgeLink that writes the file differently, or a new EasyTier
-        on disk, is no reason to cut an overlay that works. Nor are other STUN servers, which count from its next start,
-        or other relays: a running EasyTier is told of them, see :mod:`edgelink.overlay.dialled`.
+        on disk, is no reason to cut an overlay that works. Nor are other STUN servers and a relay's IPv6, which count
+        from its next start, or other relays: a running EasyTier is told of them, see :mod:`edgelink.overlay.dialled`.
         """
         values = asdict(self)
-        del values["stun_servers"], values["peers"]
+        del values["stun_servers"], values["peers"], values["is_relay"]
         if self.p2p:
             del values["p2p"]  # as before there was such a choice
         return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()
@@ -96,8 +97,8 @@ def _flags(spec: OverlaySpec, capabilities: Capabilities) -> dict[str, object]:
         "dev_name": spec.device,
         "mtu": spec.mtu,
         "latency_first": False,
-        # With it, EasyTier also listens on [::] beside each 0.0.0.0.
-        "enable_ipv6": any("[" in url for url in (*spec.peers, *spec.listeners)),
+        # With it, EasyTier also listens on [::] beside each 0.0.0.0, where the kernel lets it; it dials IPv6 without.
+        "enable_ipv6": spec.is_relay or any("[" in url for url in (*spec.peers, *spec.listeners)),
         "disable_p2p": not spec.p2p,
         # Without a STUN server that answers, no hole can be punched.
         "disable_udp_hole_punching": not spec.punching,
