@@ -20,6 +20,7 @@ from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here
 from edgelink.cli.preflight import PreflightWishes
+from edgelink.cli.step_down import require_root_may_drive
 from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
@@ -53,6 +54,7 @@ def run_head_for_command(
     """
     config = load_config(config_path)
     require_network_administrator(config)
+    require_root_may_drive(config)
     cluster = read_cluster_file(cluster_file, argv, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import click
 
+from edgelink.config import Config
 from edgelink.config.paths import Paths
+from edgelink.errors import UsageError
 from edgelink.process.procfs import has_capability
 
 _CAP_DAC_OVERRIDE = 1
@@ -14,7 +17,7 @@ _CAP_DAC_OVERRIDE = 1
 
 def step_down(paths: Paths) -> None:
     """Go on as Ray's user if we are a root who may not enter that user's files: Ray's token and Ray's directory."""
-    if os.geteuid() != 0 or has_capability(_CAP_DAC_OVERRIDE):
+    if not _is_shut_out():
         return
     from edgelink.ray_cluster.interpreter import user_of
     from edgelink.ray_cluster.local_ray import noted_user_uid
@@ -30,3 +33,26 @@ def step_down(paths: Paths) -> None:
     click.echo(
         f"edgelink: without CAP_DAC_OVERRIDE root may not use {user.name}'s Ray: going on as {user.name}", err=True
     )
+
+
+def require_root_may_drive(config: Config) -> None:
+    """Refuse a command that has to stay root, to end its daemon, where a driver has to be Ray's user.
+
+    Raises:
+        UsageError: root may not use this machine's Ray.
+        ConfigError, MissingDependencyError: there is no Ray, or nobody to run it as.
+    """
+    if not _is_shut_out():
+        return
+    from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker, resolve_user
+
+    user = named_asker(config.ray) or resolve_user(config.ray, asyncio.run(inspect_interpreter(config.ray.python)))
+    if user.uid:
+        raise UsageError(
+            f"without CAP_DAC_OVERRIDE root may not use {user.name}'s Ray, and CMD would run as root",
+            hint="start the daemon by `edgelink head`, and CMD by `edgelink run -- CMD`, which goes on as that user",
+        )
+
+
+def _is_shut_out() -> bool:
+    return os.geteuid() == 0 and not has_capability(_CAP_DAC_OVERRIDE)
