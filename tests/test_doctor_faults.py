@@ -121,6 +121,12 @@ def heads_directory_is_full(machine: Machine) -> None:
     machine.probes.spaces = {"mnt/heads/sessions": Space(100 * GIB, GIB, 9, False)}
 
 
+def rays_directory_where_all_may_write(machine: Machine) -> None:
+    machine.write("mnt/ray/sessions/x", "").parent.parent.chmod(0o700)
+    (machine.root / "mnt").chmod(0o777)
+    machine.paths.ray_temp_dir.write_text("/mnt/ray/sessions\n")
+
+
 def much_memory(machine: Machine) -> None:
     """Of which Ray takes 10 GB by itself, whether they fit into what Docker was told to give or not."""
     machine.config["ray"]["object_store_memory"] = None
@@ -160,6 +166,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("membership", "failed", "join", lambda m: m.paths.membership.unlink()),
     ("secrets-private", "failed", "node.key (0640)", lambda m: m.paths.node_key.chmod(0o640)),
     ("secrets-private", "failed", "(0711)", lambda m: m.paths.state.chmod(0o711)),
+    ("secrets-private", "failed", "other users can write to", mode("run", 0o777)),
+    ("secrets-private", "failed", "belongs to the user id 65534", lambda m: os.chown(m.paths.runtime, 65534, -1)),
     ("state-disk", "failed", "full", probes(spaces={"lib/edgelink": FULL})),
     ("state-disk", "failed", "read-only", probes(spaces={"lib/edgelink": Space(GIB, GIB, 900, is_read_only=True)})),
     ("state-disk", "failed", "inodes", probes(spaces={"lib/edgelink": Space(GIB, GIB, 3, is_read_only=False)})),
@@ -274,7 +282,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ),
     ("ray-disk", "failed", "old /mnt/heads/sessions/session_*", heads_directory_is_full),
     ("ray-directory-private", "failed", "open to other users (mode 0755)", mode("var/lib/edgelink-ray", 0o755)),
-    ("ray-directory-private", "failed", "other users can write to", mode("var/lib", 0o777)),
+    ("ray-directory-private", "failed", "other users can write to", rays_directory_where_all_may_write),
     ("ray-directory-private", "limited", "restart-ray --all", lambda m: m.paths.ray_temp_dir.write_text("/tmp/ray\n")),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
     ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, listed, ok, refused, skipped
 from edgelink.errors import EdgelinkError
+from edgelink.ray_cluster.temp_dir import why_replaceable
 from edgelink.registry.membership import Membership
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -38,9 +40,10 @@ def membership(surroundings: Surroundings) -> Finding:
 
 
 def secrets_private(surroundings: Surroundings) -> Finding:
-    """Are this node's secrets readable for nobody else?
+    """Are this node's secrets readable for nobody else, and replaceable by nobody else?
 
-    The state directory is 0700, keys, credentials and the registry in it are 0600; Ray's token is its user's.
+    The state directory is 0700, keys, credentials and the registry in it are 0600; Ray's token is its user's. State and
+    runtime directory lie where nobody else may put another one in their place.
     """
     if not surroundings.is_there(surroundings.paths.state):
         return skipped(f"{surroundings.paths.state} is not there yet")
@@ -58,6 +61,12 @@ def secrets_private(surroundings: Surroundings) -> Finding:
         )
     if not surroundings.may_read_state:
         return NOT_ROOT
+    for directory in (surroundings.paths.state, surroundings.paths.runtime):
+        if surroundings.is_there(directory) and (why := why_replaceable(directory, os.geteuid())):
+            return failed(
+                f"another user may put something else in the place of {directory}: {why}",
+                "stop the daemon, move the directory below one that nobody else may write to, and join again",
+            )
     return ok("they are")
 
 
