@@ -65,7 +65,7 @@ class Network:
         wait_until("the relay's core runs again", lambda: self.age_s(RELAY) < 20)
         self.pings = {
             (one, other): Pings(lab, one, directory / f"{one}-{other}.pings", overlay_ip(lab, other))
-            for one, other in itertools.permutations(NODES, 2)
+            for one, other in [*itertools.permutations(NODES, 2), *itertools.product(NODES, [RELAY])]
         }
 
     def condition(self, node: str, kind: str) -> str:
@@ -130,6 +130,14 @@ class Network:
         with faults.cut(self.lab, edge):
             time.sleep(seconds)  # how long the outage is; not a synchronisation
         return time.time()
+
+    def relay_answers_s(self, edge: str, since_s: float) -> float:
+        """When the relay answered this node first, after that moment; on the wall clock."""
+        pings = self.pings[edge, RELAY]
+        return wait_until(
+            f"the relay answers {edge}",
+            lambda: next((at_s for at_s in pings.answered_s()[-100:] if at_s > since_s), None),
+        )
 
     def dead_pairs(self, since_s: float, within_s: float) -> list[str]:
         """The pairs without an answer in so many seconds after that moment; returns as soon as there is none."""
@@ -213,13 +221,18 @@ def test_without_the_remedy_such_a_cut_leaves_a_pair_dead(make_lab: MakeLab, tmp
 
 @pytest.mark.skipif(not SOAK, reason="over UDP a pair dies less often, `make soak`: up to ten minutes")
 def test_behind_a_relay_by_udp_a_restart_heals_a_dead_pair(make_lab: MakeLab, tmp_path: Path) -> None:
-    """The kernel has no connection to close there. Each side that has lost the cut edge restarts its own, once."""
+    """The kernel has no connection to close there. Each side that has lost the cut edge restarts its own, once.
+
+    EasyTier takes up to five seconds to dial a relay by UDP again; the bar counts from the relay's answer.
+    """
     network = Network(make_lab(), tmp_path, is_healing=True, scheme="udp")
     for _ in range(8):
         was = network.pids(*NODES, RELAY)
         back_s = network.cut("edge-1", network.aim("edge-1"))
-        dead = network.dead_pairs(back_s, HEALED_S)
-        print(f"{time.time() - back_s:.1f} s; {[network.remedies(node)[-1:] for node in NODES]}")
+        answers_s = network.relay_answers_s("edge-1", back_s)
+        dead = network.dead_pairs(answers_s, HEALED_S)
+        took = f"{answers_s - back_s:.1f} + {time.time() - answers_s:.1f} s"
+        print(f"{took}; {[network.remedies(node)[-1:] for node in NODES]}")
         assert not dead, f"{dead} after {HEALED_S:g} s"
         if any(network.remedies(node) for node in NODES):
             healing = {node: 1 for node in NODES if network.remedies(node)}
