@@ -42,6 +42,7 @@ def test_a_lease_is_changed_on_the_operators_word(world: World) -> None:
             "overlay_ip": IPv4Address("10.10.0.77"),
             "preferred_rank": 7,
             "labels": {"room": "2"},
+            "given_labels": ("room",),
             "lease_epoch": 1,
         }
     )
@@ -71,7 +72,7 @@ def test_labels_change_also_while_a_token_promises_the_place(world: World) -> No
     lease = world.join("franka", labels={"arm": "left"})
     world.token(replaces="franka")
     new = world.authority.change_lease("franka", LeaseChange(labels={"room": "2"}, unlabel=("arm",)))
-    assert new == lease.model_copy(update={"labels": {"room": "2"}, "lease_epoch": 1})
+    assert new == lease.model_copy(update={"labels": {"room": "2"}, "given_labels": ("room",), "lease_epoch": 1})
     assert published(world, lease.node_id) == new
     with pytest.raises(LeaseConflictError, match="promised to whoever brings the token"):
         world.authority.change_lease("franka", LeaseChange(rank=7, labels={"room": "3"}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -25,6 +26,7 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.records import AccessRule
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.testing import FakeClock
@@ -39,6 +41,7 @@ nodes = st.integers(0, len(KEYS) - 1)
 hostnames = st.sampled_from([f"h{number}" for number in range(10)])
 addresses = st.none() | st.integers(1, 14).map(lambda last: CIDR[last])
 ranks = st.none() | st.integers(0, 6)
+selectors = st.sampled_from(["all", "relay", "head", "edge"]) | nodes.map(lambda number: KEYS[number].node_id)
 roles = st.sampled_from([Role.EDGE, Role.EDGE, Role.EDGE, Role.HEAD])
 
 
@@ -63,6 +66,8 @@ class RegistryMachine(RuleBasedStateMachine):
         self.out: set[str] = set()
         self.tokens: list[Token] = []
         self.ended: set[str] = set()  # tokens that no new node may use
+        self.rules: set[AccessRule] = set()
+        self.said: dict[tuple[str, int, int], object] = {}  # what a node was told under a number
 
     def teardown(self) -> None:
         self.world.store.close()
@@ -118,6 +123,8 @@ class RegistryMachine(RuleBasedStateMachine):
         if record.replaces in self.leases:
             self.out.add(record.replaces)
             assert held(lease) == held(self.leases.pop(record.replaces))
+        if record.replaces is not None:
+            self.hand_over_rules(record.replaces, key.node_id)
         if record.replaces is not None:
             self.rests = {what: rest for what, rest in self.rests.items() if rest[0] != record.replaces}
         for fixed, got in ((record.hostname, lease.hostname), (record.overlay_ip, lease.overlay_ip)):
@@ -179,7 +186,31 @@ class RegistryMachine(RuleBasedStateMachine):
         del self.leases[old]
         self.rests = {what: rest for what, rest in self.rests.items() if rest[0] != old}  # the successor stands for it
         assert held(self.world.lease(result)) == held(lease)
+        self.hand_over_rules(old, new)
         self.took(self.world.lease(result))
+
+    def hand_over_rules(self, old: str, new: str) -> None:
+        """A machine in another one's place takes its rules over."""
+        names = {old: new}
+        self.rules = {
+            replace(rule, target=names.get(rule.target, rule.target), source=names.get(rule.source, rule.source))
+            for rule in self.rules
+        }
+
+    @rule(opens=selectors, source=selectors, port=st.integers(1, 3), takes_away=st.booleans())
+    def access(self, opens: str, source: str, port: int, takes_away: bool) -> None:
+        asked = AccessRule(opens, "tcp", port, port, source)
+        access = self.world.authority.access
+        if not takes_away:
+            assert access.allow([asked]) == ([] if asked in self.rules else [asked])
+            self.rules.add(asked)
+            return
+        try:
+            access.deny([asked])
+        except EdgelinkError as error:
+            assert error.hint, error
+            assert asked not in self.rules
+        self.rules.discard(asked)
 
     @precondition(lambda self: self.out)
     @rule(hostname=hostnames, data=st.data())
@@ -230,8 +261,36 @@ class RegistryMachine(RuleBasedStateMachine):
         assert {revocation.node_id for revocation in store.revocations.all()} == self.out
         subjects = {user.subject for user in store.broker_users() if user.kind == "node"}
         assert subjects == self.leases.keys() - {RELAY.node_id}
+        self.documents_say_what_the_rules_say()
         everything = [what for lease in self.leases.values() for what in held(lease)]
         assert len(set(everything)) == len(everything)
+
+    def documents_say_what_the_rules_say(self) -> None:
+        """Address by address and port by port; one number never stands for two contents."""
+        documents = self.world.authority.access.documents()
+        assert documents.keys() == self.leases.keys() or not (documents or self.rules)
+        for node_id, (document, _) in documents.items():
+            told = {
+                (opening.first, address)
+                for opening in document.openings
+                for address in CIDR
+                if opening.sources is None or any(first <= address <= last for first, last in opening.sources)
+            }
+            meant = {
+                (rule.first, address)
+                for rule in self.rules
+                if self.means(rule.target, self.leases[node_id])
+                for address in CIDR
+                if rule.source == "all"
+                or any(lease.overlay_ip == address and self.means(rule.source, lease) for lease in self.leases.values())
+            }
+            assert told == meant
+            number = (node_id, document.generation, document.epoch)
+            assert self.said.setdefault(number, document.openings) == document.openings
+
+    @staticmethod
+    def means(selector: str, lease: Lease) -> bool:
+        return selector in ("all", lease.role.value, lease.node_id)
 
 
 @pytest.mark.timeout(600)

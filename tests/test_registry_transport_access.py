@@ -25,7 +25,7 @@ from edgelink.registry.topics import ANY, Topics
 
 TOPICS = Topics("net")
 OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.silence, TOPICS.node_request)
-OWN_READS = (TOPICS.lease, TOPICS.secrets, TOPICS.node_reply)
+OWN_READS = (TOPICS.lease, TOPICS.access, TOPICS.secrets, TOPICS.node_reply)
 
 
 def user(kind: str = "node", role: Role = Role.EDGE, password: str = "secret of a user") -> BrokerUser:

@@ -18,6 +18,7 @@ from edgelink.clock import Clock
 from edgelink.config.models import DEFAULT_QUARANTINE_S
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.log import get_logger, hide
+from edgelink.registry.access import AccessRules
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.enrol_checks import (
@@ -94,6 +95,7 @@ class Authority:
         self._stun_servers = stun_servers
         self.changes = LeaseChanges(store, keys, clock, quarantine_s)
         self.rotations = Rotations(store, keys, clock)
+        self.access = AccessRules(store, keys)
         self._own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
@@ -210,6 +212,8 @@ class Authority:
     def _new_lease(self, request: EnrolRequest, token: TokenRecord, node_id: str, now: datetime) -> Envelope:
         network = self.network
         replaced = self._vacate(token.replaces) if token.replaces is not None else None
+        if token.replaces is not None:
+            self._store.access.replace_node(token.replaces, node_id)
         asked = AllocationRequest(
             node_id=node_id,
             role=token.role,
@@ -245,6 +249,7 @@ class Authority:
                 preferred_rank=given.rank,
                 verify_key=request.verify_key,
                 labels={**request.labels, **token.labels},
+                given_labels=_given_labels(token, replaced),
                 granted_at=now,
             )
         except ValidationError as error:  # request and token are within the limits each, not always together
@@ -425,6 +430,16 @@ class Authority:
     def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
         """See :meth:`edgelink.registry.lease_changes.LeaseChanges.change`."""
         return self.changes.change(node, change, self._issuer.claims(), caller=caller)
+
+
+def _given_labels(token: TokenRecord, replaced: Lease | None) -> tuple[str, ...]:
+    """Return the names of the token's labels that the operator gave.
+
+    A token for a node's place also carries what that node said of itself.
+    """
+    if token.replaces is None:
+        return tuple(sorted(token.labels))
+    return tuple(sorted(token.labels.keys() & set(replaced.given_labels))) if replaced is not None else ()
 
 
 def _refusal(request_id: str, error: EdgelinkError) -> EnrolReply:

@@ -106,6 +106,13 @@ ALTER TABLE network ADD COLUMN node_credentials INTEGER NOT NULL DEFAULT 0;
 UPDATE network SET secret_epoch = secret_epoch + 1, state_number = state_number + 1 WHERE node_credentials = 1;
 ALTER TABLE network DROP COLUMN node_credentials;
 """,
+    """
+CREATE TABLE access_rules (
+    target TEXT NOT NULL, protocol TEXT NOT NULL CHECK (protocol IN ('tcp', 'udp')), first INTEGER NOT NULL,
+    last INTEGER NOT NULL, source TEXT NOT NULL, made_at TEXT NOT NULL, made_by TEXT NOT NULL,
+    PRIMARY KEY (target, protocol, first, last, source)
+) STRICT;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

@@ -50,6 +50,7 @@ class Kind(StrEnum):
     PAIR_SILENCE = "pair-silence"
     NODE_REQUEST = "node-request"
     NODE_REPLY = "node-reply"
+    ACCESS = "access"
     KNOCK = "knock"
     KNOCK_ANSWER = "knock-answer"
 

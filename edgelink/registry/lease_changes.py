@@ -101,11 +101,14 @@ class LeaseChanges:
                 else allocate(asked, self._store.holdings, network.cidr, network.relay_ip, claims)
             )
             labels = {name: text for name, text in lease.labels.items() if name not in change.unlabel}
+            labels |= dict(change.labels)
+            by_operator = {*lease.given_labels, *change.labels} & labels.keys()
             changed = {
                 "hostname": asked.hostname,
                 "overlay_ip": given.overlay_ip,
                 "preferred_rank": given.rank,
-                "labels": labels | dict(change.labels),
+                "labels": labels,
+                "given_labels": tuple(sorted(by_operator)),
             }
             if all(getattr(lease, name) == value for name, value in changed.items()):
                 return lease

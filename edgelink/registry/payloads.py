@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
@@ -35,6 +36,9 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_RELAYS = 8
 MAX_REVOKED = 4096  # that are told; the registry refuses all
 MAX_UNLEASED = 256  # addresses; with more of them none are told
+MAX_RULES = 256  # of access, in a network
+MAX_ACCESS_RANGES = 4096  # of one node
+MAX_ACCESS_ADDRESSES = 65536  # likewise
 MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 MAX_NUMBER = 2**53  # beyond it, not every JSON reader tells neighbours apart
@@ -94,6 +98,9 @@ Instance = Annotated[
 MachinePart = Annotated[str, Field(pattern=r"^(mac|board):[0-9a-f]{32}$")]
 
 CutText = Annotated[str, BeforeValidator(_cut)]  # long ones are cut, not refused: they may quote what others print
+
+
+AddressRange = tuple[IPv4Address, IPv4Address]  # first and last
 
 
 class Role(StrEnum):
@@ -196,6 +203,9 @@ class Lease(Payload):
     preferred_rank: int | None = Field(ge=0, description="null: takes no part in Ray (relay)")
     verify_key: Base64
     labels: Labels = {}
+    given_labels: tuple[str, ...] = Field(
+        (), max_length=32, description="names of the labels that the operator gave; the node says the others of itself"
+    )
     granted_at: datetime = Field(description="by the relay's clock")
     lease_epoch: int = Field(
         0, ge=0, description="grows with each change by the operator: an older lease does not count"
@@ -277,6 +287,58 @@ class NetworkAnswer(Payload):
     known: Envelope | None = Field(
         None, description="a NetworkState of this registry's that it does not know itself any more"
     )
+
+
+class PortAccess(Bounded):
+    """Ports of a node that some of the others may reach over the overlay."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    protocol: Literal["tcp", "udp"] = Field(description="of the ports")
+    first: Port = Field(description="the first port")
+    last: Port = Field(description="the last port")
+    sources: tuple[AddressRange, ...] | None = Field(
+        max_length=MAX_ACCESS_RANGES, description="first and last address of each range; null: all members"
+    )
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        ranges: list[tuple[int, int]] = [(self.first, self.last)]
+        ranges += [(int(first), int(last)) for first, last in self.sources or ()]
+        if any(first > last for first, last in ranges):
+            raise ValueError("a range ends before it begins")
+        return self
+
+    @property
+    def address_count(self) -> int:
+        """How many addresses the ranges hold."""
+        return sum(int(last) - int(first) + 1 for first, last in self.sources or ())
+
+
+class NodeAccess(Payload):
+    """Signed by the registry, for one node: what it answers over the overlay beside EdgeLink's and Ray's own ports.
+
+    Of two the one with the higher ``(generation, epoch)`` counts. No openings: nothing more is open.
+    """
+
+    network_id: str
+    node_id: NodeId
+    generation: int = Field(ge=0)
+    epoch: int = Field(ge=0, description="of the directory that the addresses are of")
+    openings: tuple[PortAccess, ...] = Field((), max_length=MAX_RULES, description="what is open")
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        if not are_few(self.openings):
+            raise ValueError("too many addresses")
+        return self
+
+
+def are_few(openings: Iterable[PortAccess]) -> bool:
+    """Whether their addresses fit into one node's document."""
+    found = list(openings)
+    ranges = sum(len(opening.sources or ()) for opening in found)
+    return ranges <= MAX_ACCESS_RANGES and sum(opening.address_count for opening in found) <= MAX_ACCESS_ADDRESSES
 
 
 class DirectoryEntry(Payload):

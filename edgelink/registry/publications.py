@@ -1,4 +1,4 @@
-"""What the registry publishes for others to keep: directory, roster and leases.
+"""What the registry publishes for others to keep: directory, roster, leases, and what each node may answer.
 
 Everything is retained on the broker; only what changed is sent. In a burst of changes (a fleet enrols) it is published
 once a second in a large network, more often in a smaller one: each directory goes to every node.
@@ -42,7 +42,7 @@ class Publications:
     async def publish(self, session: Session, reported: Iterable[str] = ()) -> None:
         """Now. ``reported``: the nodes whose status is there; a released one's is cleared."""
         async with self._one:
-            wanted = {**self._directory(), **self._leases()}
+            wanted = {**self._directory(), **self._leases(), **self._access()}
             for topic in self._published.keys() - wanted.keys():
                 wanted[topic] = b""  # clears what is retained
             for node_id in reported:
@@ -79,6 +79,13 @@ class Publications:
         directory, pages = self._authority.directory_and_roster()
         documents = {self._topics.roster(page): text.model_dump_json().encode() for page, text in pages.items()}
         return documents | {self._topics.directory: directory.model_dump_json().encode()}
+
+    def _access(self) -> Mapping[str, bytes]:
+        documents = self._authority.access.documents()
+        return {
+            self._topics.access(node_id): envelope.model_dump_json().encode()
+            for node_id, (_, envelope) in documents.items()
+        }
 
     def _leases(self) -> Mapping[str, bytes]:
         leases = self._authority.lease_envelopes()

@@ -143,6 +143,39 @@ class Revocation:
 
 
 @dataclass(frozen=True)
+class AccessRule:
+    """Ports of some nodes that some nodes may reach over the overlay.
+
+    Attributes:
+        target: whose ports: ``all``, a role, ``KEY=VALUE`` of a label, or a node id.
+        source: who may reach them, likewise.
+    """
+
+    target: str
+    protocol: Literal["tcp", "udp"]
+    first: int
+    last: int
+    source: str
+
+    @property
+    def ports(self) -> str:
+        """As the operator gave them."""
+        return f"{self.protocol}/{self.first}" + ("" if self.first == self.last else f"-{self.last}")
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.ports} from {self.source}"
+
+
+@dataclass(frozen=True)
+class MadeRule:
+    """A rule, when it was made, and the user of the relay who had it made."""
+
+    rule: AccessRule
+    made_at: str
+    made_by: str
+
+
+@dataclass(frozen=True)
 class BrokerUser:
     """Who may connect to the broker. ``subject`` is the node_id or token_id; the topics follow from kind and role."""
 

@@ -32,7 +32,7 @@ from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.publications import Publications
 from edgelink.registry.rate_limit import StatusGate
-from edgelink.registry.records import BrokerUser, Released
+from edgelink.registry.records import AccessRule, BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.renewals import Renewals
 from edgelink.registry.reports import Reports
@@ -199,6 +199,23 @@ class RegistryService:
         lease = self._authority.change_lease(node, change, caller=caller)
         await self.refresh()
         return lease
+
+    async def allow_access(self, rules: Sequence[AccessRule], *, caller: str = "") -> tuple[list[AccessRule], bool]:
+        """Open ports and tell the nodes; see :meth:`edgelink.registry.access.AccessRules.allow`.
+
+        Return the rules that are new, and whether the broker has the nodes' documents. If not, it gets them later.
+        """
+        new = self._authority.access.allow(rules, caller=caller)
+        return new, await self._tell_access()
+
+    async def deny_access(self, rules: Sequence[AccessRule], *, caller: str = "") -> bool:
+        """Take rules away and tell the nodes; see :meth:`edgelink.registry.access.AccessRules.deny`."""
+        self._authority.access.deny(rules, caller=caller)
+        return await self._tell_access()
+
+    async def _tell_access(self) -> bool:
+        self._on_change()  # the relay itself is meant as well
+        return await self.refresh()
 
     async def revoke(
         self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool, caller: str = ""

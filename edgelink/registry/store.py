@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.files import AT_ONCE, Files
+from edgelink.registry.access_book import AccessBook
 from edgelink.registry.database import Database
 from edgelink.registry.holdings import Holdings
 from edgelink.registry.machine_book import MachineBook
@@ -65,6 +66,7 @@ class RegistryStore:
         self.tokens = TokenBook(self._database, clock)
         self.rotations = RotationBook(self._database, clock)
         self.machines = MachineBook(self._database, clock)
+        self.access = AccessBook(self._database, clock)
 
     def close(self) -> None:
         self._database.close()

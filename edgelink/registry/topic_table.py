@@ -130,6 +130,17 @@ LEASE = Topic(
     meaning="lease, signed by the registry; one that was granted before, or has a lower epoch, does not count",
     sent="when it is granted, and at each change by the operator",
 )
+ACCESS = Topic(
+    "node/<node id>/access",
+    writers=(Party.REGISTRY,),
+    readers=(Party.NODE,),
+    payload=payloads.NodeAccess,
+    kind=Kind.ACCESS,
+    is_retained=True,
+    meaning="which ports of the node others may reach over the overlay by the operator's word (`edgelink access`); "
+    "signed by the registry; an older one does not count",
+    sent="at each change of what it says: of a rule, or of a node that a rule means; not before the first rule",
+)
 SECRETS = Topic(
     "node/<node id>/secrets",
     writers=(Party.REGISTRY,),
@@ -244,6 +255,7 @@ TOPICS = (
     CLUSTER,
     REPORT_REQUEST,
     LEASE,
+    ACCESS,
     SECRETS,
     STATUS,
     REPORT,

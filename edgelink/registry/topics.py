@@ -73,6 +73,9 @@ class Topics:
     def lease(self, node_id: str) -> str:
         return self.name(table.LEASE, node_id)
 
+    def access(self, node_id: str) -> str:
+        return self.name(table.ACCESS, node_id)
+
     def secrets(self, node_id: str) -> str:
         return self.name(table.SECRETS, node_id)
 
