@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 from edgelink.conditions import Conditions, Phase, Said
 from edgelink.facts.board import Table, Wish
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.openings import Opening
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.ways import Ways
 from edgelink.ray_cluster.versions import Versions
@@ -64,6 +65,7 @@ class Facts:
         holders: hostname of each overlay address's holder, as the registry says.
         revoked_ips: overlay addresses that nobody may use.
         usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
+        openings: what the network's access rules open on this node, beside its own ports.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
@@ -120,6 +122,7 @@ class Facts:
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()
     usable_ips: frozenset[IPv4Address] | None = None
+    openings: frozenset[Opening] = frozenset()
     standstills: int = 0
     overlay_spec: OverlaySpec | None = None
     easytier_may_start: bool = False

@@ -14,6 +14,7 @@ from edgelink.errors import EdgelinkError, NotRecordedError
 from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
+from edgelink.overlay.openings import Opening
 from edgelink.registry.client import Session
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
@@ -22,6 +23,7 @@ from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
+OPENINGS: Final[Fact[frozenset[Opening]]] = Fact("openings")
 
 log = get_logger("node")
 
