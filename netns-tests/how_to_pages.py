@@ -20,6 +20,7 @@ TYPED = (
 STATUS = {"trainer.n_gpus_per_node=8": 78}
 # By page: how a command begins, and the test that runs it.
 ELSEWHERE: dict[str, dict[str, str]] = {
+    "access": {"edgelink access": "test_cli_access.py::test_a_rule_is_made_shown_and_taken_away"},
     "backup": {
         "edgelink registry restore --replace": "test_cli_registry.py"
         "::test_a_registry_is_replaced_only_while_no_daemon_has_it",

@@ -50,14 +50,19 @@ def only(lease: Lease) -> list[str]:
 
 @pytest.mark.parametrize(
     ("text", "ports"),
-    [("tcp/8888", ("tcp", 8888, 8888)), ("udp/5000-5010", ("udp", 5000, 5010)), ("tcp/1-65535", ("tcp", 1, 65535))],
+    [
+        ("tcp/8888", ("tcp", 8888, 8888)),
+        ("udp/5000-5010", ("udp", 5000, 5010)),
+        ("tcp/1-65535", ("tcp", 1, 65535)),
+        ("22", ("tcp", 22, 22)),
+    ],
 )
-def test_ports_are_written_in_one_way(text: str, ports: tuple[str, int, int]) -> None:
+def test_ports_are_read(text: str, ports: tuple[str, int, int]) -> None:
     assert parse_ports(text) == ports
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8888", "tcp/", "tcp/0", "tcp/65536", "tcp/90-80", "icmp/1", "tcp/80,81", "TCP/80", "tcp/٨", "tcp/8\n"]
+    "text", ["", "-1", "tcp/", "tcp/0", "tcp/65536", "tcp/90-80", "icmp/1", "tcp/80,81", "TCP/80", "tcp/٨", "tcp/8\n"]
 )
 def test_other_ports_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -89,6 +94,11 @@ def test_each_selector_means_its_nodes(world: World) -> None:
     }
     for selector, meant in table.items():
         assert tuple(lease for lease in (relay, head, edge, both) if is_meant(selector, lease)) == meant, selector
+
+
+def test_a_role_may_be_called_one(world: World) -> None:
+    """As in a node's own configuration."""
+    assert rules_of(world).rule("role=head", "22", "role=edge") == rules_of(world).rule("head", "tcp/22", "edge")
 
 
 def test_a_rule_opens_ports_of_its_target_to_its_source_alone(world: World) -> None:
@@ -281,7 +291,7 @@ def test_what_does_not_fit_is_refused_and_what_outgrows_is_closed(tmp_path: Path
 
 def test_every_refusal_says_what_to_do(world: World) -> None:
     access = rules_of(world)
-    for call in (lambda: access.rule("edge", "8888", "head"), lambda: access.rule("nobody", "tcp/1", "head")):
+    for call in (lambda: access.rule("edge", "ssh", "head"), lambda: access.rule("nobody", "tcp/1", "head")):
         with pytest.raises(EdgelinkError) as refused:
             call()
         assert refused.value.hint

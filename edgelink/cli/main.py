@@ -23,6 +23,7 @@ _VERBS = {
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
     "registry": "show and change leases, free those of nodes that are gone; check, backup and restore",
+    "access": "open ports of nodes to other nodes over the overlay, and close them (on the relay)",
     "revoke": "put a node out of the network at once, and change the secret that it knows (on the relay)",
     "rotate-secret": "change the network's secret on all nodes (on the relay)",
     "join": "enrol this machine with a token",

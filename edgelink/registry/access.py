@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from edgelink.errors import RegistryError, UsageError
 from edgelink.log import get_logger
@@ -35,7 +35,9 @@ FOLLOWS_ACCESS = "access-rules"  # a node opens ports by the registry's word
 ALL = "all"
 ALLOWED, DENIED = "access allowed", "access denied"  # in the history
 
-_PORTS = re.compile(r"(tcp|udp)/([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_TOLD_CHANGES = 100
+_PORTS = re.compile(r"(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_ROLES = tuple(f"role={role}" for role in Role)  # as in `firewall.overlay_allow`
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _SELECTORS = "`relay`, `head`, `edge`, `all`, KEY=VALUE of a label, or a node's hostname or node id"
 
@@ -43,12 +45,12 @@ log = get_logger("registry")
 
 
 def parse_ports(text: str) -> tuple[Literal["tcp", "udp"], int, int]:
-    """Read ``tcp/8888`` or ``udp/5000-5010``. Raises UsageError."""
+    """Read ``tcp/8888``, ``udp/5000-5010``, or ``8888`` for TCP. Raises UsageError."""
     found = _PORTS.fullmatch(text)
     first, last = (int(found[2]), int(found[3] or found[2])) if found else (0, 0)
     if found is None or not 1 <= first <= last <= 65535:
         raise UsageError(f"{text!r} names no ports", hint="write tcp/8888 or udp/5000-5010, ports from 1 to 65535")
-    return cast("Literal['tcp', 'udp']", found[1]), first, last
+    return cast("Literal['tcp', 'udp']", found[1] or "tcp"), first, last
 
 
 def is_meant(selector: str, lease: Lease) -> bool:
@@ -125,6 +127,57 @@ def _merged(
         else:
             left_out.add(rule)
     return tuple(opening for opening in openings.values() if opening.sources != ()), left_out
+
+
+def access_to_dict(
+    store: RegistryStore, behind: Mapping[str, str], only: Sequence[AccessRule] | None
+) -> dict[str, Any]:
+    """The rules as JSON, for people and scripts.
+
+    Args:
+        behind: why a node does not follow the rules at this moment, by node id.
+        only: tell of these rules. None: of all.
+    """
+    with store.transaction():
+        made, leases = store.access.all(), store.leases()
+    left_out = resolve([each.rule for each in made], leases).left_out
+    names = {lease.node_id: lease.hostname for lease in leases}
+    shown = [each for each in made if only is None or each.rule in only]
+    targets = {each.rule.target for each in shown}
+    late = [lease for lease in leases if lease.node_id in behind and any(is_meant(one, lease) for one in targets)]
+
+    def meant(selector: str) -> list[str]:
+        return [lease.hostname for lease in leases if is_meant(selector, lease)]
+
+    return {
+        "rules": [
+            {
+                "to": names.get(each.rule.target, each.rule.target),
+                "ports": each.rule.ports,
+                "from": names.get(each.rule.source, each.rule.source),
+                "made_at": each.made_at,
+                "made_by": each.made_by,
+                "opens_on": meant(each.rule.target),
+                "lets_in": meant(each.rule.source),
+                "left_out": each.rule in left_out,
+            }
+            for each in shown
+        ],
+        "behind": [{"hostname": lease.hostname, "why": behind[lease.node_id]} for lease in late],
+        "own_word": [
+            {"hostname": lease.hostname, "label": selector}
+            for selector in sorted({side for each in shown for side in (each.rule.target, each.rule.source)})
+            for lease in leases
+            if "=" in selector and _is_own_word(selector, lease)
+        ],
+        "changes": [entry for entry in store.history() if entry["action"] in (ALLOWED, DENIED)][-_TOLD_CHANGES:],
+    }
+
+
+def _is_own_word(selector: str, lease: Lease) -> bool:
+    """Whether the node, and not the operator, says this label of it."""
+    name, _, value = selector.partition("=")
+    return lease.labels.get(name) == value and name not in lease.given_labels
 
 
 class AccessRules:
@@ -224,6 +277,8 @@ class AccessRules:
         return self._signed
 
     def _selector(self, text: str) -> str:
+        if text in _ROLES:
+            return text.removeprefix("role=")
         if text == ALL or text in list(Role) or ("=" in text and not text.startswith("=")):
             return text
         lease = self._store.find_lease(text)

@@ -165,6 +165,10 @@ class AccessRule:
     def __str__(self) -> str:
         return f"{self.target} {self.ports} from {self.source}"
 
+    def overlaps(self, other: AccessRule) -> bool:
+        """Whether both open some port."""
+        return self.protocol == other.protocol and self.first <= other.last and other.first <= self.last
+
 
 @dataclass(frozen=True)
 class MadeRule:

@@ -1,4 +1,4 @@
-"""The local API of the daemon that holds the registry: what ``edgelink token`` and ``edgelink registry`` ask."""
+"""The local API of the daemon that holds the registry: what ``edgelink token``, ``registry`` and ``access`` ask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edgelink.errors import NodeInUseError, UsageError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
+from edgelink.registry.access import FOLLOWS_ACCESS, access_to_dict
 from edgelink.registry.authority import Authority
 from edgelink.registry.fleet import read_fleet
 from edgelink.registry.inspection import VERSION, describe, export, lease_to_dict
@@ -20,6 +21,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.lease_watch import FOLLOWS_LEASES
 from edgelink.registry.payloads import Role
+from edgelink.registry.records import AccessRule
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tokens import TokenRequest
@@ -35,6 +37,9 @@ ROUTES = (
     ("DELETE", "/leases/{node}", "release_lease"),
     ("GET", "/registry", "export"),
     ("POST", "/registry", "import_fleet"),
+    ("GET", "/access", "list_access"),
+    ("POST", "/access", "allow_access"),
+    ("DELETE", "/access", "deny_access"),
 )
 
 log = get_logger("bootstrap")
@@ -195,6 +200,48 @@ class RegistryRoutes:
                 for item in imported
             ],
         }
+
+    async def list_access(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        return {"version": VERSION, **self._access()}
+
+    async def allow_access(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``{"target", "ports", "sources"}``: one rule for each source."""
+        caller.require()
+        rules, user = self._rules(body), user_name(caller.uid)
+        new, is_told = await self._holder.registry.allow_access(rules, caller=user)
+        for rule in new:
+            log.info("bootstrap.access_allowed", rule=str(rule), by=user)
+        return {"version": VERSION, "new": len(new), "told": is_told, **self._access(rules)}
+
+    async def deny_access(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve the same. The rules in the answer are those that still open some of these ports."""
+        caller.require()
+        rules, user = self._rules(body), user_name(caller.uid)
+        is_told = await self._holder.registry.deny_access(rules, caller=user)
+        for rule in rules:
+            log.info("bootstrap.access_denied", rule=str(rule), by=user)
+        left = [made.rule for made in self._holder.authority.access.all()]
+        overlapping = [rule for rule in left if any(rule.overlaps(gone) for gone in rules)]
+        return {"version": VERSION, "told": is_told, **self._access(overlapping)}
+
+    def _rules(self, body: dict[str, Any]) -> list[AccessRule]:
+        access = self._holder.authority.access
+        return [access.rule(str(body["target"]), str(body["ports"]), str(source)) for source in body["sources"]]
+
+    def _access(self, only: list[AccessRule] | None = None) -> dict[str, Any]:
+        """Rules (None: all) with what they come to, and the nodes among their targets that do not follow them yet."""
+        statuses, own = self._holder.registry.statuses, self._holder.key.node_id
+        behind = {}
+        for lease in self._holder.store.leases():
+            status = statuses.get(lease.node_id)
+            if lease.node_id == own:
+                continue
+            if status is None or not status.online:
+                behind[lease.node_id] = "offline"
+            elif FOLLOWS_ACCESS not in status.features:
+                behind[lease.node_id] = "its EdgeLink is too old"
+        return access_to_dict(self._holder.store, behind, only)
 
     async def release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
