@@ -9,7 +9,7 @@ from test_cli_registry import Relay, relay  # noqa: F401 (a fixture)
 
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode, UsageError
-from edgelink.registry.access import FOLLOWS_ACCESS
+from edgelink.registry.access_watch import FOLLOWS_ACCESS
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.roles.registry_routes import RegistryRoutes

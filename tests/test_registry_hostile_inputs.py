@@ -162,12 +162,18 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     state, sealed = world.authority.rotations.state(), world.authority.rotations.sealed_secrets()[key.node_id]
     client._take(Message(topics.network, state.model_dump_json().encode()))
     client._take(Message(topics.secrets(key.node_id), sealed))
+    rules = world.authority.access
+    rules.allow([rules.rule("head", "tcp/22", "edge"), rules.rule("head", "udp/5000-5010", "all")])
+    _, access = rules.documents()[key.node_id]
+    client._take(Message(topics.access(key.node_id), access.model_dump_json().encode()))
+    access_before = client.facts.access
+    assert access_before.recorded is not None
     state_before, given_before = client.facts.network.state, client.facts.network.given
     assert given_before is not None
     own_lease = world.authority.lease_envelopes()[key.node_id]
     kinds = (topics.directory, topics.cluster, topics.lease(key.node_id), topics.roster(0), topics.report_request)
-    kinds += (topics.network, topics.secrets(key.node_id), topics.node_reply(key.node_id))
-    envelopes = (own_lease, signed, state)
+    kinds += (topics.network, topics.secrets(key.node_id), topics.access(key.node_id), topics.node_reply(key.node_id))
+    envelopes = (own_lease, signed, state, access)
     good = [*(envelope.model_dump_json().encode() for envelope in envelopes), sealed]
     number = 0
 
@@ -180,6 +186,7 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     assert client.directory == before
     assert client.cluster_spec is None
     assert (client.facts.network.state, client.facts.network.given) == (state_before, given_before)
+    assert client.facts.access == access_before
     if client.facts.next_lease is not None:
         opened = open_envelope(client.facts.next_lease.envelope, Kind.LEASE, Lease, world.keys.verify_key_b64)
         assert opened == membership.lease

@@ -22,7 +22,8 @@ RUNS = {"POST /run", "POST /run/record", "POST /run/metrics", "GET /driver-envir
 HEADS = {*NODES, *RUNS, "GET /nodes", "POST /wait", "POST /reports", "GET /heard", "POST /stop-all", "POST /want-ray"}
 LEASES = {"GET /leases", "GET /leases/{node}", "PATCH /leases/{node}", "DELETE /leases/{node}"}
 TOKENS = {"GET /tokens", "POST /tokens", "DELETE /tokens/{token_id}"}
-RELAYS = {*EVERYWHERE, "POST /renew", *LEASES, *TOKENS, "GET /registry", "POST /registry"}
+ACCESS = {"GET /access", "POST /access", "DELETE /access"}
+RELAYS = {*EVERYWHERE, "POST /renew", *LEASES, *TOKENS, *ACCESS, "GET /registry", "POST /registry"}
 
 
 def answered(daemon: Daemon) -> set[str]:

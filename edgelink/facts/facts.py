@@ -17,6 +17,7 @@ from edgelink.overlay.openings import Opening
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.ways import Ways
 from edgelink.ray_cluster.versions import Versions
+from edgelink.registry.access_watch import AccessTold
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import Session
 from edgelink.registry.lease_watch import HeardLease
@@ -66,6 +67,8 @@ class Facts:
         revoked_ips: overlay addresses that nobody may use.
         usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
         openings: what the network's access rules open on this node, beside its own ports.
+        access: what the registry has told of the network's access rules, as far as they are about this node.
+        openings: what the network's access rules open on this node, beside its own ports. Derived.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
@@ -122,6 +125,7 @@ class Facts:
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()
     usable_ips: frozenset[IPv4Address] | None = None
+    access: AccessTold = field(default_factory=AccessTold)
     openings: frozenset[Opening] = frozenset()
     standstills: int = 0
     overlay_spec: OverlaySpec | None = None

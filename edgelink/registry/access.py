@@ -31,7 +31,6 @@ from edgelink.registry.payloads import (
 from edgelink.registry.records import AccessRule, MadeRule
 from edgelink.registry.store import RegistryStore
 
-FOLLOWS_ACCESS = "access-rules"  # a node opens ports by the registry's word
 ALL = "all"
 ALLOWED, DENIED = "access allowed", "access denied"  # in the history
 
@@ -254,13 +253,12 @@ class AccessRules:
         Empty in a network that never had a rule. One that was restored from a backup has documents all the same: its
         nodes may keep rules that this registry does not know.
         """
+        if (self._store.generation(), self._store.epoch()) == self._signed_at:  # asked at each status of a node
+            return self._signed
         with self._store.transaction():
             now = self._store.generation(), self._store.epoch()
-            if now == self._signed_at:
-                return self._signed
-            if not now[0] and not self._book.has_been_used():
-                return {}
-            resolved = self.resolved()
+            is_used = now[0] > 0 or self._book.has_been_used()
+            resolved = self.resolved() if is_used else Resolved({}, frozenset())
         network_id = self._keys.network_id
         before, self._signed = self._signed, {}
         for node_id, openings in resolved.openings.items():

@@ -25,6 +25,7 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
+from edgelink.registry.access_watch import FOLLOWS_ACCESS, AccessTold, AccessWatch
 from edgelink.registry.claims import Admission, Alternation, Life
 from edgelink.registry.documents import Documents, ReplacedRegistryError
 from edgelink.registry.inbox import Inbox
@@ -60,7 +61,7 @@ from edgelink.registry.transport import (
 from edgelink.registry.transport import Session as MqttSession
 from edgelink.tasks import apart
 
-FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
+FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES, FOLLOWS_ACCESS)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
@@ -90,6 +91,7 @@ class Session:
 
 SESSION: Final[Fact[Session]] = Fact("session")
 NETWORK: Final[Fact[NetworkTold]] = Fact("network")
+ACCESS: Final[Fact[AccessTold]] = Fact("access")
 DIRECTORY: Final[Fact[Directory | None]] = Fact("directory")
 CLUSTER_SPEC: Final[Fact[ClusterSpec | None]] = Fact("cluster_spec")
 USABLE_IPS: Final[Fact[frozenset[IPv4Address] | None]] = Fact("usable_ips")
@@ -162,6 +164,7 @@ class RegistryClient:
         self._answer = Outgoing(self._topics.answer(key.node_id))
         self.channel = NodeChannel(membership, key, clock, outbox.put, self._status.repeat)
         self._network = NetworkWatch(membership, key, cache, files)
+        self._access = AccessWatch(membership, cache, files)
         self._outbox = outbox
         self._reports = reports
         self._easytier_deaths = easytier_deaths
@@ -182,6 +185,7 @@ class RegistryClient:
         self._revision = 0  # of the statuses
         self._put_session = board.claim(SESSION, self.name)
         self._put_network = board.claim(NETWORK, self.name)
+        self._put_access = board.claim(ACCESS, self.name)
         self._put_directory = board.claim(DIRECTORY, self.name)
         self._put_cluster_spec = board.claim(CLUSTER_SPEC, self.name)
         self._put_usable_ips = board.claim(USABLE_IPS, self.name)
@@ -246,8 +250,9 @@ class RegistryClient:
         self._answer.put(self._network.signed(answer))
 
     def settle_network(self) -> None:
-        """Write the newest state of the network down, which waits where the disk had no room. Harmless at any time."""
+        """Write down what waits where the disk had no room. Harmless at any time."""
         self._network.settle()
+        self._access.settle()
         self._show_documents()
 
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
@@ -290,7 +295,9 @@ class RegistryClient:
         self._put_session(self._session)
 
     def _show_documents(self) -> None:
-        self._put_network(self._network.told)
+        told = self._network.told
+        self._put_network(replace(told, is_on_disk=told.is_on_disk and self._access.is_on_disk))
+        self._put_access(self._access.told)
         self._put_directory(self.documents.directory)
         self._put_cluster_spec(self.documents.cluster_spec)
         self._put_usable_ips(self.documents.usable_ips)
@@ -338,6 +345,8 @@ class RegistryClient:
                 await session.subscribe(*self._newer_subscriptions())
             with suppress(RegistryAuthError):
                 await session.subscribe(*self._network.subscriptions)
+            with suppress(RegistryAuthError):  # nor of access rules
+                await session.subscribe(self._access.topic)
             if self._hears_all:
                 with suppress(RegistryAuthError):  # nor of rosters
                     await session.subscribe(self._topics.roster(ANY))
@@ -443,7 +452,11 @@ class RegistryClient:
 
     def _take_document(self, message: Message) -> None:
         try:
-            if self._network.take(message) or self._own_lease.take(message, self._membership):
+            if (
+                self._network.take(message)
+                or self._access.take(message)
+                or self._own_lease.take(message, self._membership)
+            ):
                 return
             if self.documents.take(message, self.address):
                 is_directory = bool(message.payload) and message.topic == self._topics.directory

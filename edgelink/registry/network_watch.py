@@ -41,7 +41,7 @@ class NetworkTold:
         known: what a registry that is behind has to be told of itself.
         is_revoked: the registry has put this node out.
         revoked_ips: overlay addresses of nodes that were put out, which nobody holds.
-        is_on_disk: the newest state that was heard is ``state``.
+        is_on_disk: the newest that was heard of the registry is on this node's disk.
     """
 
     state: NetworkState | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
@@ -308,6 +308,12 @@ class PortAccess(Bounded):
         if any(first > last for first, last in ranges):
             raise ValueError("a range ends before it begins")
         return self
+
+    @property
+    def addresses(self) -> Iterator[IPv4Address]:
+        """Those of the ranges."""
+        for first, last in self.sources or ():
+            yield from map(IPv4Address, range(int(first), int(last) + 1))
 
     @property
     def address_count(self) -> int:

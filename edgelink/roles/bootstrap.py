@@ -25,11 +25,12 @@ from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
 from edgelink.overlay.link import LinkState, check_collision
 from edgelink.reconcile import run_reconciler
+from edgelink.registry.access_watch import AccessTold
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import has_registry
 from edgelink.registry.claims import Admission
-from edgelink.registry.client import ALTERNATIONS, USABLE_IPS
+from edgelink.registry.client import ACCESS, ALTERNATIONS, USABLE_IPS
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
@@ -105,6 +106,7 @@ class Relay(Daemon):
         self._put_alternations = self.board.claim(ALTERNATIONS, "relay")
         self._put_revoked = self.board.claim(REVOKED_IPS, "relay")
         self._put_usable = self.board.claim(USABLE_IPS, "relay")
+        self._put_access = self.board.claim(ACCESS, "relay")
         # Its own registry says who is a copy, so it is none.
         self.board.claim(ADMISSION, "relay")(Admission(may_start=True, is_accepted=True))
         self._shown_changes = 0, 0  # of leases and secret, that the fact of usable addresses takes into account
@@ -212,7 +214,7 @@ class Relay(Daemon):
         )
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
-        self._show_addresses()
+        self._put_told()
         self._is_first_start = is_first_start
         knocker = Knocker(
             key=self.key,
@@ -233,18 +235,20 @@ class Relay(Daemon):
         known = dict.fromkeys(address.rpartition(":")[0] for address in (recorded.broker_addresses if recorded else ()))
         return self.config.relay.advertise or tuple(known) or (guessed_address(),)
 
-    def _show_addresses(self) -> None:
-        """Show which addresses nodes may use, and which nobody may."""
+    def _put_told(self) -> None:
+        """Put what a node is told by the registry, and this relay reads in its own database."""
         self._put_revoked(frozenset(self.authority.rotations.revoked_ips()))
         changes = self.store.epoch(), self.authority.network.secret_epoch
         if changes != self._shown_changes:  # this runs at every status of every node
             self._put_usable(self.authority.usable_ips())
             self._shown_changes = changes
+        document, _ = self.authority.access.documents().get(self.key.node_id, (None, None))
+        self._put_access(AccessTold(document, document))
 
     def _follow_store(self) -> None:
         """Other relays may come and go at any time, EasyTier is told of them as it runs; another secret restarts it."""
         assert self.membership is not None
-        self._show_addresses()
+        self._put_told()
         others, network = self.authority.overlay_peers(self.key.node_id), self.authority.network
 
         def following(present: Membership) -> Membership:

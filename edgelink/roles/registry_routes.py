@@ -13,7 +13,8 @@ from edgelink.errors import NodeInUseError, UsageError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
-from edgelink.registry.access import FOLLOWS_ACCESS, access_to_dict
+from edgelink.registry.access import access_to_dict
+from edgelink.registry.access_watch import FOLLOWS_ACCESS
 from edgelink.registry.authority import Authority
 from edgelink.registry.fleet import read_fleet
 from edgelink.registry.inspection import VERSION, describe, export, lease_to_dict

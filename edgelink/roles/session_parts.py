@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import REGISTRY_CONNECTED
@@ -15,15 +15,18 @@ from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.overlay.openings import Opening
+from edgelink.registry.access_watch import AccessTold
 from edgelink.registry.client import Session
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
+from edgelink.registry.payloads import ClusterSpec, Directory, NodeAccess, NodeStatus
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
 OPENINGS: Final[Fact[frozenset[Opening]]] = Fact("openings")
+
+_Ports = tuple[Literal["tcp", "udp"], int, int]
 
 log = get_logger("node")
 
@@ -168,3 +171,36 @@ class NetworkOnly:
 def revoked_ips(now: NetworkOnly) -> frozenset[IPv4Address]:
     """The overlay addresses of nodes that the registry has put out."""
     return frozenset(now.network.revoked_ips)
+
+
+@dataclass(frozen=True)
+class AccessOnly:
+    """What the openings of this node depend on."""
+
+    access: AccessTold
+
+
+def openings(now: AccessOnly) -> frozenset[Opening]:
+    """Return what the access rules open on this node.
+
+    A document that waits for room on the disk closes what it no longer opens, and opens nothing yet.
+    """
+    told = now.access
+    recorded = _opened(told.recorded)
+    if told.newest != told.recorded:
+        newest = _opened(told.newest)
+        recorded = {ports: _both(recorded[ports], newest[ports]) for ports in recorded.keys() & newest.keys()}
+    return frozenset(Opening(*ports, sources) for ports, sources in recorded.items() if sources != frozenset())
+
+
+def _opened(document: NodeAccess | None) -> dict[_Ports, frozenset[IPv4Address] | None]:
+    return {
+        (one.protocol, one.first, one.last): None if one.sources is None else frozenset(one.addresses)
+        for one in (document.openings if document is not None else ())
+    }
+
+
+def _both(one: frozenset[IPv4Address] | None, other: frozenset[IPv4Address] | None) -> frozenset[IPv4Address] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
