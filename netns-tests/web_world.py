@@ -290,6 +290,7 @@ def make_node(world: WebWorld, name: str, ip: str, rank: int | None, relays: Seq
         cpus=0.0 if is_relay else 64.0 if is_head else 8.0,
         gpus=4 if is_head else 0,
         labels={} if is_head or rank is None else {"site": _SITES[(rank + 1) % 3]},
+        open_ports=[f"tcp/8888 from {pick.randrange(2, 9)} nodes"] if is_head else [],
         versions=dict(_VERSIONS) if is_relay else {**_VERSIONS, "python": _PYTHON, "ray": _RAY, "torch": _TORCH},
         placed=[],
         since=since.isoformat(timespec="seconds"),

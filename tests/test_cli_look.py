@@ -98,6 +98,7 @@ NODE = {
     "cpus": 128.0,
     "gpus": 16,
     "versions": {"ray": "2.60.0", "python": "3.11.7", "torch": "2.13.0+cu130.rocm", "rlinf": "0.3.0.dev20260203"},
+    "open_ports": [f"tcp/{port} from 255 nodes" for port in range(8000, 8020)],
     "wrong": ["Python 3.12.1 here, 3.11.7 on the head: set ray.python to an interpreter of the head's version"],
 }
 FOUND: dict[str, Any] = {

@@ -36,6 +36,7 @@ EDGE = {
     "cpus": 4.0,
     "gpus": 2,
     "versions": {"edgelink": "0.1.0", "ray": "2.60.0", "python": "3.11.7", "torch": None},
+    "open_ports": [],
     "wrong": ["no torch, head has 2.5.1"],
 }
 ABSENT = {
@@ -112,20 +113,22 @@ def daemon(tmp_path: Path) -> Daemon:
 
 async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None:
     """Who is missing makes the exit status 1; who is there and has a flaw does not."""
+    daemon.nodes = [{**EDGE, "open_ports": ["tcp/22 from 10.10.0.2", "udp/5000-5010 from all"]}, ABSENT]
     async with daemon.serving():
         status, out, _ = await daemon.ask("nodes")
         lines = out.splitlines()
         assert status == 1
         assert " ".join(lines[1].split()) == f"edge-1 1 10.10.0.3 alive 4 2 {PATH}"
         assert " ".join(lines[2].split()) == "- 2 - nobody enrolled - - -"
-        assert lines[3:7] == [
+        assert lines[3:8] == [
             "ray 2.60.0, python 3.11.7",
+            "edge-1 is open to other nodes: tcp/22 from 10.10.0.2, udp/5000-5010 from all",
             "! edge-1: no torch, head has 2.5.1",
             "✗ rank 2: nobody is enrolled with rank 2",
             "? Ray at 10.10.0.77 (laptop): somebody ran `ray start` by hand",
         ]
-        assert lines[7].startswith("- edge-9: takes no part")
-        assert lines[8] == "1 of 2 nodes alive in Ray, 4 CPUs, 2 GPUs"
+        assert lines[8].startswith("- edge-9: takes no part")
+        assert lines[9] == "1 of 2 nodes alive in Ray, 4 CPUs, 2 GPUs"
         daemon.nodes = [EDGE]
         status, out, _ = await daemon.ask("nodes", "--json")
         assert status == 0

@@ -15,6 +15,7 @@ from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Stat
 from edgelink.config import Config
 from edgelink.errors import NoRelayError, RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_status
+from edgelink.overlay.openings import Opening
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.client import FEATURES, Session
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -36,6 +37,7 @@ STARTS = Own(
     dead_ray=None,
     easytier_version=None,
     is_metered=False,
+    openings=frozenset(),
 )
 BARE = NodeStatus(
     node_id=KEY.node_id,
@@ -65,6 +67,7 @@ def told(now: Own) -> NodeStatus:
         ),
         ({"easytier_version": "2.6.4"}, {"easytier_version": "2.6.4"}),
         ({"is_metered": True}, {"metered": True}),
+        ({"openings": frozenset({Opening("tcp", 22, 22)})}, {"open_ports": ("tcp/22 from all",)}),
         ({"dead_ray": "f00d"}, {}),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+
 from sim import Box, Sim, all_ready, ready, story
 from test_sim_secrets import Disk, topics
 
@@ -19,7 +21,16 @@ def open_on(box: Box) -> set[Opening]:
 
 def ssh(*sources: Box) -> set[Opening]:
     """The port of sshd, open for these machines."""
-    return {Opening("tcp", 22, 22, frozenset(box.membership.lease.overlay_ip for box in sources) or None)}
+    return {Opening("tcp", 22, 22, frozenset(map(address, sources)) or None)}
+
+
+def address(box: Box) -> IPv4Address:
+    return box.membership.lease.overlay_ip
+
+
+def shown(head: Box, node: Box) -> tuple[str, ...]:
+    """What the head has heard of the node."""
+    return head.facts.statuses.rows[node.node_id].open_ports
 
 
 async def allow(relay: Box, target: str, *sources: str) -> None:
@@ -42,8 +53,10 @@ async def test_the_operator_opens_a_port_and_closes_it_again(sim: Sim) -> None:
     listed = await relay.asks("GET", "/access")
     assert listed["behind"] == []
     assert [rule["lets_in"] for rule in listed["rules"]] == [["cloud"], ["edge-1", "edge-2"]]
+    await sim.until(lambda: shown(head, edge) == (f"tcp/22 from {address(head)}",), SOON_S)
     await deny(relay, "edge-1", "head")
     await sim.until(lambda: not open_on(edge), SOON_S)
+    await sim.until(lambda: shown(head, edge) == (), SOON_S)
     assert open_on(relay) == ssh(edge, other)
     await all_ready(sim, boxes)
 

@@ -162,6 +162,7 @@ class Node(TypedDict):
     cpus: Annotated[float, "that Ray has of it"]
     gpus: Annotated[int, "likewise"]
     labels: Annotated[dict[str, str], "of its lease"]
+    open_ports: Annotated[list[str], "what it answers over the overlay by access rules, in words"]
     versions: Annotated[dict[str, str | None], "edgelink, easytier, python, ray, and of packages that have to match"]
     wrong: Annotated[list[str], "what a person should look at"]
 

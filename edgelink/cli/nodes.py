@@ -52,6 +52,9 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     told = table([_HEADER, *(_row(node) for node in found["nodes"])], width, _YIELDING)
     told += _versions(found["nodes"], width)
     for node in found["nodes"]:
+        if ports := node.get("open_ports"):  # a daemon that is older than this command does not tell
+            told += wrapped("", f"{_name(node)} is open to other nodes: {', '.join(ports)}", width)
+    for node in found["nodes"]:
         mark, colour = ("!", "yellow") if node["ready"] else ("✗", "red")
         for text in node["wrong"]:
             told += _marked(mark, colour, f"{_name(node)}: {text}", width)

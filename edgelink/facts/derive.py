@@ -19,6 +19,7 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import CUT_OFF
+from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
@@ -26,6 +27,7 @@ from edgelink.registry.client import FEATURES, Session
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
+    MAX_OPEN_PORTS,
     ClusterSpec,
     ConditionReport,
     Directory,
@@ -299,6 +301,7 @@ class Own:
     dead_ray: str | None
     easytier_version: str | None
     is_metered: bool
+    openings: frozenset[Opening]
 
 
 def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
@@ -325,4 +328,5 @@ def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
         ray_death=ray_death,
         features=FEATURES,
         metered=now.is_metered,
+        open_ports=told(now.openings, MAX_OPEN_PORTS),
     )

@@ -39,6 +39,7 @@ MAX_UNLEASED = 256  # addresses; with more of them none are told
 MAX_RULES = 256  # of access, in a network
 MAX_ACCESS_RANGES = 4096  # of one node
 MAX_ACCESS_ADDRESSES = 65536  # likewise
+MAX_OPEN_PORTS = 32  # that a status tells of
 MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 MAX_NUMBER = 2**53  # beyond it, not every JSON reader tells neighbours apart
@@ -444,6 +445,9 @@ class NodeStatus(Payload):
     )
     features: Features = ()
     metered: bool = Field(False, description="its uplink costs by the byte: others ask it less often")
+    open_ports: Annotated[tuple[ShortText, ...], Field(max_length=MAX_OPEN_PORTS)] = Field(
+        (), description="what it answers over the overlay by access rules, in words"
+    )
     reported_at: datetime | None = Field(None, description="by the node's clock")
 
 

@@ -118,6 +118,7 @@ class View:
             "cpus": 0.0,
             "gpus": 0,
             "labels": status.labels if status else {},
+            "open_ports": list(status.open_ports) if status else [],
             "versions": {"edgelink": status.edgelink_version, "easytier": status.easytier_version} if status else {},
             "loses_full_packets": bool(way and way["loses_full_packets"]),
         }
@@ -143,6 +144,7 @@ def node_row(entry: DirectoryEntry, row: Mapping[str, Any], placed: list[Placed]
         cpus=row["cpus"],
         gpus=row["gpus"],
         labels=dict(row["labels"]),
+        open_ports=list(row["open_ports"]),
         versions=dict(row["versions"]),
         placed=placed,
         since=None,

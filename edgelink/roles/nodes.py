@@ -137,6 +137,7 @@ class Nodes:
             "cpus": node.cpus,
             "gpus": node.accelerators,
             "labels": status.labels if status else {},
+            "open_ports": list(status.open_ports) if status else [],
             "versions": _versions(status),
             "wrong": wrong(node, status),
         }

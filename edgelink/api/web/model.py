@@ -42,6 +42,7 @@ class NodeRow(TypedDict):
     cpus: float
     gpus: int
     labels: dict[str, str]
+    open_ports: list[str]  # by access rules, in words
     versions: dict[str, str | None]
     placed: list[Placed]
     since: str | None  # of its health, as far as this daemon has seen it

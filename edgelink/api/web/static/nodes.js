@@ -246,6 +246,7 @@ function facts(node, measure) {
     ["Ray has", node.node_rank === null || !isInRay ? null : `${node.cpus} CPU, ${node.gpus} GPU`],
     [isInRay ? "Runs here" : "Is to run here", node.placed.map((each) => `${each.component} × ${each.processes}`).join(", ") || null],
     ["Labels", Object.entries(node.labels).map((each) => each.join("=")).join(", ") || null],
+    ["Open to other nodes", node.open_ports.join(", ") || null],
     ["Versions", versions.join(", ") || null],
     ["Node id", node.node_id],
   ];
