@@ -66,7 +66,6 @@ class Facts:
         holders: hostname of each overlay address's holder, as the registry says.
         revoked_ips: overlay addresses that nobody may use.
         usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
-        openings: what the network's access rules open on this node, beside its own ports.
         access: what the registry has told of the network's access rules, as far as they are about this node.
         openings: what the network's access rules open on this node, beside its own ports. Derived.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
