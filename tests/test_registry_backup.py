@@ -7,7 +7,7 @@ import io
 import json
 import sqlite3
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -15,15 +15,17 @@ import pytest
 from registry_world import ADDRESSES, World, downgrade
 
 from edgelink.config import Paths
-from edgelink.errors import ConfigError, RegistryError
+from edgelink.errors import ConfigError, RegistryError, UntrustedError
+from edgelink.registry.access_watch import AccessWatch
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import backup, restore
 from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Directory, RelayAddresses, Role
+from edgelink.registry.payloads import Directory, Envelope, NodeAccess, RelayAddresses, Role
 from edgelink.registry.store import RegistryStore
+from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
 
 SECOND = RelayAddresses(overlay_peers=("tcp://198.51.100.7:11010",), broker_addresses=("198.51.100.7:8883",))
@@ -117,6 +119,32 @@ def test_another_relay_takes_the_registry_over(relay: Relay, fresh: Paths) -> No
 
 def _key_bytes(key: NodeKey) -> bytes:
     return base64.b64encode(bytes(key._signing_key))
+
+
+def test_access_rules_come_along_and_count_more_than_those_since(relay: Relay, fresh: Paths) -> None:
+    """A node that followed what came after the backup goes by the backup's rules, and an old broker's word is old."""
+    access = relay.world.authority.access
+    watch = AccessWatch(relay.edge_membership, None)
+
+    def hear(documents: Mapping[str, tuple[NodeAccess, Envelope]]) -> None:
+        _, envelope = documents[relay.edge.node_id]
+        watch.take(Message(watch.topic, envelope.model_dump_json().encode()))
+
+    kept, later = access.rule("edge", "tcp/22", "relay"), access.rule("edge", "tcp/80", "all")
+    access.allow([kept], caller="ops")
+    data = backup(relay.paths, CLOCK)
+    access.deny([kept])
+    access.allow([later])
+    last = access.documents()
+    hear(last)
+    restore(data, fresh, CLOCK)
+    restored = authority(fresh, *ADDRESSES)
+    assert [(made.rule, made.made_by) for made in restored.access.all()] == [(kept, "ops")]
+    hear(restored.access.documents())
+    assert watch.told.recorded is not None
+    assert [opening.first for opening in watch.told.recorded.openings] == [22]
+    with pytest.raises(UntrustedError, match="older"):
+        hear(last)
 
 
 def test_what_was_granted_while_it_was_copied_is_whole(relay: Relay, fresh: Paths) -> None:

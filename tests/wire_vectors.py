@@ -29,9 +29,11 @@ from edgelink.registry.payloads import (
     NetworkAnswer,
     NetworkSecrets,
     NetworkState,
+    NodeAccess,
     NodeSecrets,
     NodeStatus,
     Payload,
+    PortAccess,
     RayDeath,
     RelayAddresses,
     ReportReply,
@@ -50,6 +52,7 @@ REGISTRY = SigningKey(b"r" * 32)
 REGISTRY_VERIFY_KEY = NodeKey(REGISTRY).verify_key_b64
 AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 TOKEN_ID = "abcdefgh"
+CIDR = IPv4Network("10.10.0.0/24")
 _MACHINE = ("mac:" + "b" * 32, "board:" + "c" * 32)
 
 # Each signed message: what it is, who signs it, and by whose key that is checked.
@@ -65,6 +68,7 @@ SIGNED: dict[str, tuple[Kind, type[Payload], str]] = {
     "ray-death": (Kind.RAY_DEATH, RayDeath, NODE.verify_key_b64),
     "easytier-death": (Kind.EASYTIER_DEATH, EasyTierDeath, NODE.verify_key_b64),
     "network": (Kind.NETWORK, NetworkState, REGISTRY_VERIFY_KEY),
+    "access": (Kind.ACCESS, NodeAccess, REGISTRY_VERIFY_KEY),
     "network-secrets": (Kind.NETWORK_SECRETS, NetworkSecrets, REGISTRY_VERIFY_KEY),
     "network-answer": (Kind.NETWORK_ANSWER, NetworkAnswer, NODE.verify_key_b64),
     "claim": (Kind.NODE_REQUEST, NodeRequest, NODE.verify_key_b64),
@@ -181,6 +185,16 @@ def _of_a_change() -> dict[str, Payload]:
     """A change of the network's secret, in its first phase."""
     rotation = Rotation(rotation_id="0" * 32, to_epoch=4, phase="prepare", hold_until=AT)
     return {
+        "access": NodeAccess(
+            network_id=NETWORK_ID,
+            node_id=NODE.node_id,
+            generation=1,
+            epoch=7,
+            openings=(
+                PortAccess(protocol="tcp", first=22, last=22, sources=((CIDR[2], CIDR[4]), (CIDR[9], CIDR[9]))),
+                PortAccess(protocol="udp", first=5000, last=5010, sources=None),
+            ),
+        ),
         "network": NetworkState(
             network_id=NETWORK_ID,
             generation=1,
