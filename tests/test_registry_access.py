@@ -96,11 +96,6 @@ def test_each_selector_means_its_nodes(world: World) -> None:
         assert tuple(lease for lease in (relay, head, edge, both) if is_meant(selector, lease)) == meant, selector
 
 
-def test_a_role_may_be_called_one(world: World) -> None:
-    """As in a node's own configuration."""
-    assert rules_of(world).rule("role=head", "22", "role=edge") == rules_of(world).rule("head", "tcp/22", "edge")
-
-
 def test_a_rule_opens_ports_of_its_target_to_its_source_alone(world: World) -> None:
     head, edge, other = world.join("cloud", Role.HEAD), world.join("edge-1"), world.join("edge-2")
     allow(world, "head", "tcp/8888", "edge-1")

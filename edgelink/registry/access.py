@@ -36,7 +36,7 @@ ALLOWED, DENIED = "access allowed", "access denied"  # in the history
 
 _TOLD_CHANGES = 100
 _PORTS = re.compile(r"(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?")
-_ROLES = tuple(f"role={role}" for role in Role)  # as in `firewall.overlay_allow`
+_ROLES = frozenset(Role)
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _SELECTORS = "`relay`, `head`, `edge`, `all`, KEY=VALUE of a label, or a node's hostname or node id"
 
@@ -58,7 +58,7 @@ def is_meant(selector: str, lease: Lease) -> bool:
         return True
     if selector == Role.RELAY:
         return lease.is_relay
-    if selector in list(Role):
+    if selector in _ROLES:
         return lease.role == selector
     name, is_label, value = selector.partition("=")
     if is_label:
@@ -92,16 +92,19 @@ class Resolved:
 
 def resolve(rules: Sequence[AccessRule], leases: Sequence[Lease]) -> Resolved:
     """Return what each node answers by ``rules``; pure. Rules for the same ports of a node become one opening."""
-    sources = {rule.source: {lease.overlay_ip for lease in leases if is_meant(rule.source, lease)} for rule in rules}
-    known: dict[tuple[AccessRule, ...], tuple[PortAccess, ...]] = {}
+    selectors = {side for rule in rules for side in (rule.target, rule.source)}
+    meant = {selector: [lease for lease in leases if is_meant(selector, lease)] for selector in selectors}
+    targets = {selector: {lease.node_id for lease in found} for selector, found in meant.items()}
+    sources = {selector: {lease.overlay_ip for lease in found} for selector, found in meant.items()}
+    known: dict[tuple[int, ...], tuple[PortAccess, ...]] = {}
     openings: dict[str, tuple[PortAccess, ...]] = {}
     left_out: set[AccessRule] = set()
     for lease in leases:
-        meant = tuple(rule for rule in rules if is_meant(rule.target, lease))
-        if meant not in known:  # most nodes of a large network are meant by the same rules
-            known[meant], too_many = _merged(meant, sources)
+        numbers = tuple(number for number, rule in enumerate(rules) if lease.node_id in targets[rule.target])
+        if numbers not in known:  # most nodes of a large network are meant by the same rules
+            known[numbers], too_many = _merged([rules[number] for number in numbers], sources)
             left_out |= too_many
-        openings[lease.node_id] = known[meant]
+        openings[lease.node_id] = known[numbers]
     return Resolved(openings, frozenset(left_out))
 
 
@@ -275,9 +278,7 @@ class AccessRules:
         return self._signed
 
     def _selector(self, text: str) -> str:
-        if text in _ROLES:
-            return text.removeprefix("role=")
-        if text == ALL or text in list(Role) or ("=" in text and not text.startswith("=")):
+        if text == ALL or text in _ROLES or ("=" in text and not text.startswith("=")):
             return text
         lease = self._store.find_lease(text)
         if lease is not None:
