@@ -31,6 +31,7 @@ from edgelink.process import Identity, is_alive, procfs, usage
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(420)]
 NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
+STRANGER = Path(__file__).with_name("stranger.py")
 LOOK_S = 10.0  # the soonest look that no event asked for: the end of a start that failed
 RELAY_PEER = "tcp://192.0.2.1:11010"
 
@@ -367,6 +368,45 @@ def test_a_foreign_network_is_not_relayed(net: Net, relay_is_ours: bool) -> None
         assert not strangers[0].can_ping(relay.address)
     assert "stranger-2" not in {row.hostname for row in strangers[0].peers()}
     assert {row.hostname for row in relay.peers()} == {"relay"}
+
+
+_HEAR = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+    end.bind((sys.argv[1], 7777))
+    end.settimeout(40)
+    print("listening", flush=True)
+    print(end.recv(100).decode())
+"""
+PING, PONG = 4, 5
+
+
+@pytest.mark.parametrize("how", ["join", "serve"])
+def test_without_the_secret_a_stranger_speaks_into_the_overlay_and_hears_nothing(
+    pair: tuple[Node, Node], how: str
+) -> None:
+    """Either at the relay's port or, as a forged relay, where an edge dials. EasyTier 2.6 takes a digest of zeros for
+    somebody without a secret, and packets that are not encrypted. Once it does not, this fails, and security.md is to
+    be mended."""
+    relay, edge = pair
+    victim, other = (relay, edge) if how == "join" else (edge, relay)
+    strangers = [node for node in relay.net.nodes if node.name == "stranger"]
+    stranger = strangers[0] if strangers else relay.net.node("stranger", 66)
+    listener = ("ip", "netns", "exec", victim.namespace, sys.executable, "-c", _HEAR, victim.address)
+    with subprocess.Popen(listener, stdout=subprocess.PIPE, text=True) as hearing:
+        assert hearing.stdout is not None
+        hearing.stdout.readline()
+        address = "192.0.2.1" if how == "join" else "192.0.2.66"
+        argv = [sys.executable, str(STRANGER), how, address, other.address, victim.address, "7777"]
+        with subprocess.Popen(("ip", "netns", "exec", stranger.namespace, *argv), stdout=subprocess.PIPE) as speaking:
+            if how == "serve":
+                edge.kill(signal.SIGTERM)
+                edge.start("tcp://192.0.2.66:11010")
+            told = json.loads(speaking.communicate(timeout=90)[0])
+        heard = hearing.stdout.read().strip()
+    assert heard == "from a stranger"
+    assert told["network"] == "fleet-a"
+    assert set(told["in clear"]) <= {PING, PONG}, "nothing that says anything comes in clear"
 
 
 def test_neighbours_find_their_direct_path(pair: tuple[Node, Node]) -> None:
