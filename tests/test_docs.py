@@ -39,6 +39,14 @@ def test_the_tests_that_a_page_names_exist(page: str, at_least: int) -> None:
     assert named - known == set()
 
 
+def test_each_promise_of_the_security_page_names_a_test() -> None:
+    page = (_ROOT / "docs" / "explanation" / "security.md").read_text()
+    _, _, rest = page.partition("\n| promise | rests on | shown by |\n")
+    rows = [line for line in rest.partition("\n\n")[0].splitlines() if not line.startswith("|---")]
+    assert len(rows) > 20
+    assert [row for row in rows if "`test_" not in row.rpartition(" | ")[2]] == []
+
+
 def test_what_shows_a_refusal_is_there() -> None:
     """Every test that the page of refusals names, and every file of the code."""
     page = (_REFERENCE / "refusals.md").read_text()
