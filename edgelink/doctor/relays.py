@@ -73,7 +73,7 @@ def relay_reachable(surroundings: Surroundings) -> Finding:
         for url in membership.secrets.overlay_peers
         if url.startswith(("tcp:", "ws")) and surroundings.config.overlay.kind != "existing"
     }
-    asked = surroundings.probes.connect({**dialled, **brokers})
+    asked = surroundings.probes.connect({**brokers, **dialled})
     answers = {target: answer for target, answer in asked.items() if answer != NAME_UNKNOWN}
     if asked and not answers:
         return skipped("the check `relay-name` says why not")

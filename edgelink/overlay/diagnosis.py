@@ -73,7 +73,7 @@ def diagnose(
             return Diagnosis(
                 "NobodyAnswers",
                 f"EasyTier lists {', '.join(listed)}, as it does for some seconds after a cut, and the relay's broker "
-                "does not answer either: check this machine's uplink",
+                "does not answer either: check this machine's uplink, and that the relay is up",
             )
         return Diagnosis(
             "NobodyAnswers",
