@@ -31,7 +31,6 @@ def firewall_in_place(surroundings: Surroundings) -> Finding:
         found = Finding(Verdict.OK, "; ".join(condition["message"] for condition in shielded))
     if not open_ones:
         return found
-        return Finding(Verdict.OK, "; ".join(condition["message"] for condition in shielded))
     verdict = Verdict.LIMITED if all(c["reason"] in _LIMITED for c in open_ones) else Verdict.FAILED
     return Finding(
         verdict,
