@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
@@ -208,6 +209,21 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     give(member.board, network=NetworkTold(revoked_ips=()))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert guard.table == rpc_guard(15888, "et0", OverlayRules(own_interface))
+
+
+async def test_without_nf_tables_it_is_said_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EasyTier that runs already goes on: the routing rule needs no nf_tables."""
+    nft = tmp_path / "nft"
+    nft.write_text("#!/bin/sh\necho 'Could not process rule: Operation not supported' >&2\nexit 1\n")
+    nft.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    member = head_in(tmp_path)
+    await member.parts.overlay.guard.keep()
+    await settle(member.exposure, member.board, member.conditions, member.clock)
+    shielded = member.conditions.get("Shielded")
+    assert (shielded.status, shielded.reason) == (Status.FALSE, "FirewallFailed")
+    for words in ("EasyTier's RPC", "any address come in", "the routing rule alone", "Operation not supported"):
+        assert words in shielded.message
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

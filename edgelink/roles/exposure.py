@@ -185,8 +185,9 @@ class Exposure(Part[Inputs, SetRules | Keep]):
         return is_not_so(
             self.condition,
             "SwitchedOff",
-            f"`firewall: off` in the configuration: {ray}EasyTier tells the network secret to every user; "
-            "what comes from the addresses of revoked nodes is not dropped",
+            f"`firewall: off` in the configuration: {ray}EasyTier tells the network secret to every user; packets from "
+            "any address come in by the overlay, those of revoked nodes included, and from overlay addresses by other "
+            "devices; the routing rule alone keeps those for nodes on the overlay's device",
         )
 
     def _judged(self, own: Seen, revoked: int) -> Said:

@@ -34,7 +34,7 @@ from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.path_watch import PathWatch, Way
-from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.overlay.rpc_guard import OPEN_WITHOUT, rpc_guard
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.traffic import Traffic
@@ -122,7 +122,7 @@ class OverlayParts:
             guard=TableKeeper(
                 self._guard,
                 clock,
-                open_without="EasyTier's RPC may be open to every user of this machine",
+                open_without=OPEN_WITHOUT,
                 enabled=config.firewall.enabled,
             ),
             routes=routes,
