@@ -244,10 +244,15 @@ def test_an_address_that_nobody_has_does_not_come_in() -> None:
     """As far as it is known who has which; as long as it is not, all of the network's do."""
     own, unknown = IPv4Interface("10.10.0.3/24"), None
     known = frozenset({IPv4Address("10.10.0.10"), IPv4Address("10.10.0.2")})
-    dropped = 'iifname "et7" ip saddr != { 10.10.0.2, 10.10.0.10 } counter drop'
+    let_in, dropped = (
+        'iifname "et7" ip saddr { 10.10.0.2, 10.10.0.10 } accept',
+        'iifname "et7" meta nfproto ipv4 counter drop',
+    )
     for usable, is_dropped in ((known, True), (unknown, False), (frozenset[IPv4Address](), False)):
-        assert (dropped in rpc_guard(1, "et7", OverlayRules(own, usable=usable)).chains) is is_dropped
-        assert "saddr != {" not in rpc_guard(1, "et7", OverlayRules(usable=usable)).chains
+        chains = rpc_guard(1, "et7", OverlayRules(own, usable=usable)).chains
+        assert (0 < chains.find(let_in) < chains.find(dropped)) is is_dropped
+        assert (dropped in chains) is is_dropped
+        assert "nfproto" not in rpc_guard(1, "et7", OverlayRules(usable=usable)).chains
 
 
 def test_running_the_script_twice_is_harmless() -> None:

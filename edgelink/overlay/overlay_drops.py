@@ -144,17 +144,20 @@ def _kept_on(device: str, rules: OverlayRules) -> str:
     if rules.overlay_ip is None:
         return ""
     own, network = rules.overlay_ip.ip, rules.overlay_ip.network
-    unleased = f'iifname "{device}" ip saddr != {_set_of(rules.usable)}' if rules.usable else ""
+    let_in = (
+        f'    iifname "{device}" ip saddr {_set_of(rules.usable)} accept comment "{MARK}"\n' if rules.usable else ""
+    )
+    others = _noted_drop(f'iifname "{device}" meta nfproto ipv4', Kind.UNLEASED) if rules.usable else ""
     return f"""{"".join(map(_noted_set, _UNEXPECTED))}  chain to_members {{
     type filter hook postrouting priority filter; policy accept;
     oifname "lo" ip daddr {own} accept comment "{MARK}"
 {_noted_drop(f'oifname != "{device}" ip daddr {network}', Kind.TO_MEMBER, "oifname")}  }}
   chain from_members {{
     type filter hook prerouting priority raw; policy accept;
-    iifname "lo" ip saddr {own} accept comment "{MARK}"
+{let_in}    iifname "lo" ip saddr {own} accept comment "{MARK}"
 {_noted_drop(f'iifname != "{device}" ip saddr {network}', Kind.FROM_MEMBER)}\
 {_noted_drop(f'iifname "{device}" ip saddr != {network}', Kind.FOREIGN)}\
-{_noted_drop(unleased, Kind.UNLEASED) if unleased else ""}  }}
+{others}  }}
 """
 
 
