@@ -80,7 +80,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink plan": "test_link_budget.py::test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused"
     },
     "long-runs": {"edgelink run": "test_driver_supervised.py::test_a_node_that_died_costs_one_interval"},
-    "look": {"edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed"},
+    "look": {
+        "edgelink nodes   #": "test_cli_nodes.py::test_the_page_about_looking_shows_what_is_printed",
+        "edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed",
+    },
     "offline": {
         "mkdir": "test_tutorial.py::test_a_newcomer_trains_a_policy",
         "echo": "test_tutorial.py::test_a_newcomer_trains_a_policy",
@@ -120,7 +123,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
     "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
     "wait-for-nodes": {
-        "edgelink nodes   #": "test_cli_nodes.py::test_the_page_about_waiting_shows_what_is_printed",
         "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps",
     },
     "verl": {

@@ -135,10 +135,10 @@ async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None
         assert json.loads(out)["nodes"] == [EDGE]
 
 
-async def test_the_page_about_waiting_shows_what_is_printed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_about_looking_shows_what_is_printed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """`edgelink nodes` where two nodes are not as they should be, in a terminal of 80 columns."""
     monkeypatch.syspath_prepend(ROOT / "netns-tests")
-    steps = importlib.import_module("typed_page").steps(ROOT / "docs/how-to/wait-for-nodes.md")
+    steps = importlib.import_module("typed_page").steps(ROOT / "docs/how-to/look.md")
     (shown,) = (step.shown for step in steps if step.command.startswith("edgelink nodes   #"))
     has = {"ray": "2.60.0", "python": "3.11.7", "torch": "2.5.1"}
     versions = {"ray_version": has["ray"], "python_version": has["python"]}
