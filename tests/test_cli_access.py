@@ -57,6 +57,7 @@ async def test_a_node_is_called_by_its_present_name(relay: Relay) -> None:
     await relay.json("registry", "set", "edge-1", "--hostname", "franka", "--json")
     (rule,) = (await relay.json("access", "list", "--json"))["rules"]
     assert (rule["to"], rule["opens_on"], rule["lets_in"]) == ("franka", ["franka"], [])
+    assert f"edge-1 ({lease.node_id}) tcp/22 from head" in (await relay.call("access", "list", "--history")).stdout
     assert "nobody now" in (await relay.call("access", "list")).stdout
     await relay.json("registry", "release", "franka", "--json")
     (rule,) = (await relay.json("access", "list", "--json"))["rules"]
@@ -76,6 +77,9 @@ async def test_who_does_not_follow_is_named(relay: Relay) -> None:
         {"hostname": "old", "why": "its EdgeLink is too old"},
         {"hostname": "away", "why": "offline"},
     ]
+    told = (await relay.call("access", "deny", "edge", "tcp/80", "--from", "all")).output
+    assert "away does not follow yet: offline" in told, "there it is open until then"
+    await relay.json("access", "allow", "edge", "tcp/80", "--from", "all", "--json")
     told = (await relay.call("access", "list")).output
     assert "old does not follow yet: its EdgeLink is too old" in told
     assert "every member" in told
@@ -88,6 +92,7 @@ async def test_a_label_that_a_node_gives_itself_is_named_with_what_to_do(relay: 
     told = (await relay.call("access", "allow", "head", "tcp/80", "--from", "site=lab")).output
     assert "nobody now" in told
     assert "edge-1 says site=lab of itself, which does not count" in told
+    assert "labels site=lab (its own word)" in (await relay.call("registry", "show", "edge-1")).stdout
     assert "`edgelink registry set edge-1 --label site=lab`" in told
     await relay.json("registry", "set", "edge-1", "--label", "site=lab", "--json")
     listed = await relay.json("access", "list", "--json")

@@ -70,7 +70,10 @@ def show(*, node: str, as_json: bool) -> None:
         rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
         seen = known["phase"] if known["online"] else "offline"
         click.echo(f"{lease['hostname']} {lease['role']} {lease['overlay_ip']} {rank}: {seen}")
-        labels = ", ".join(f"{name}={text}" for name, text in sorted(lease["labels"].items()))
+        labels = ", ".join(
+            f"{name}={text}" + ("" if name in lease.get("given_labels", lease["labels"]) else " (its own word)")
+            for name, text in sorted(lease["labels"].items())
+        )
         click.echo(f"  node id {known['node_id']}   since {lease['granted_at']}   labels {labels or '-'}")
     if known["revoked"]:
         click.echo(f"  its key was put out at {known['revoked']['revoked_at']}: {known['revoked']['why']}")

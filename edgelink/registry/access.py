@@ -132,20 +132,24 @@ def _merged(
 
 
 def access_to_dict(
-    store: RegistryStore, behind: Mapping[str, str], only: Sequence[AccessRule] | None
+    store: RegistryStore,
+    behind: Mapping[str, str],
+    only: Sequence[AccessRule] | None = None,
+    changed: Sequence[AccessRule] = (),
 ) -> dict[str, Any]:
-    """The rules as JSON, for people and scripts.
+    """Return the rules as JSON, for people and scripts.
 
     Args:
         behind: why a node does not follow the rules at this moment, by node id.
         only: tell of these rules. None: of all.
+        changed: who does not follow these is told as well.
     """
     with store.transaction():
         made, leases = store.access.all(), store.leases()
     left_out = resolve([each.rule for each in made], leases).left_out
     names = {lease.node_id: lease.hostname for lease in leases}
     shown = [each for each in made if only is None or each.rule in only]
-    targets = {each.rule.target for each in shown}
+    targets = {rule.target for rule in (*changed, *(each.rule for each in shown))}
     late = [lease for lease in leases if lease.node_id in behind and any(is_meant(one, lease) for one in targets)]
 
     def meant(selector: str) -> list[str]:
@@ -215,7 +219,7 @@ class AccessRules:
             new = [rule for rule in dict.fromkeys(rules) if self._book.find(rule) is None]
             for rule in new:
                 self._book.put(rule, caller)
-                self._store.record(ALLOWED, "", str(rule), caller)
+                self._store.record(ALLOWED, "", self._in_words(rule), caller)
             made = [made.rule for made in self._book.all()]
             if len(made) > MAX_RULES:
                 raise RegistryError(
@@ -238,12 +242,12 @@ class AccessRules:
             for rule in dict.fromkeys(rules):
                 if self._book.find(rule) is None:
                     raise RegistryError(
-                        f"there is no such rule: {rule}",
+                        f"there is no such rule: {self._in_words(rule)}",
                         hint="`deny` takes away a rule as it was made; `edgelink access list` shows all of them",
                         reason="RuleUnknown",
                     )
                 self._book.remove(rule)
-                self._store.record(DENIED, "", str(rule), caller)
+                self._store.record(DENIED, "", self._in_words(rule), caller)
 
     def resolved(self) -> Resolved:
         """What the rules come to now."""
@@ -276,6 +280,12 @@ class AccessRules:
         if resolved.left_out:
             log.warning("registry.access_left_out", rules=sorted(map(str, resolved.left_out)))
         return self._signed
+
+    def _in_words(self, rule: AccessRule) -> str:
+        """The rule with the present hostnames."""
+        sides = (self._store.lease(side) for side in (rule.target, rule.source))
+        names = {lease.node_id: f"{lease.hostname} ({lease.node_id})" for lease in sides if lease is not None}
+        return f"{names.get(rule.target, rule.target)} {rule.ports} from {names.get(rule.source, rule.source)}"
 
     def _selector(self, text: str) -> str:
         if text == ALL or text in _ROLES or ("=" in text and not text.startswith("=")):

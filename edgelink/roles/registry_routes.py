@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 from typing import Any, NoReturn, Protocol
 
@@ -224,14 +224,14 @@ class RegistryRoutes:
             log.info("bootstrap.access_denied", rule=str(rule), by=user)
         left = [made.rule for made in self._holder.authority.access.all()]
         overlapping = [rule for rule in left if any(rule.overlaps(gone) for gone in rules)]
-        return {"version": VERSION, "told": is_told, **self._access(overlapping)}
+        return {"version": VERSION, "told": is_told, **self._access(overlapping, changed=rules)}
 
     def _rules(self, body: dict[str, Any]) -> list[AccessRule]:
         access = self._holder.authority.access
         return [access.rule(str(body["target"]), str(body["ports"]), str(source)) for source in body["sources"]]
 
-    def _access(self, only: list[AccessRule] | None = None) -> dict[str, Any]:
-        """Rules (None: all) with what they come to, and the nodes among their targets that do not follow them yet."""
+    def _access(self, only: list[AccessRule] | None = None, changed: Sequence[AccessRule] = ()) -> dict[str, Any]:
+        """Rules (None: all) with what they come to, and which of their targets and of ``changed`` do not follow yet."""
         statuses, own = self._holder.registry.statuses, self._holder.key.node_id
         behind = {}
         for lease in self._holder.store.leases():
@@ -242,7 +242,7 @@ class RegistryRoutes:
                 behind[lease.node_id] = "offline"
             elif FOLLOWS_ACCESS not in status.features:
                 behind[lease.node_id] = "its EdgeLink is too old"
-        return access_to_dict(self._holder.store, behind, only)
+        return access_to_dict(self._holder.store, behind, only, changed)
 
     async def release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
