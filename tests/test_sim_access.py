@@ -106,6 +106,17 @@ async def test_a_relay_that_restarts_goes_by_its_own_rules(sim: Sim) -> None:
 
 
 @story
+async def test_every_relay_is_meant(sim: Sim) -> None:
+    """One without a registry is told like any node."""
+    relay, _, edge = await ready(sim, "cloud", "edge-1")
+    second = await sim.second_relay(relay)
+    second.start()
+    await sim.until(second.has("RegistryConnected"), 10)
+    await allow(relay, "relay", "edge")
+    await sim.until(lambda: open_on(relay) == open_on(second) == ssh(edge), SOON_S)
+
+
+@story
 async def test_a_seized_broker_closes_and_opens_nothing(sim: Sim) -> None:
     """It plays all it ever heard again, in any order, to a node that has restarted."""
     relay, head, edge = await ready(sim, "cloud", "edge-1")
