@@ -186,16 +186,17 @@ async def test_edge_user_is_confined(relay: Relay) -> None:
 
 
 async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
-    """Whatever an edge subscribes to: of others' leases, secrets and replies neither retained nor new ones come."""
+    """Whatever an edge subscribes to: of what is for others neither retained nor new documents come."""
     edge, other = await relay.join("edge-1"), await relay.join("edge-2")
     topics, own = relay.topics, edge.key.node_id
-    documents = [topic(node.key.node_id) for node in (other, edge) for topic in (topics.secrets, topics.node_reply)]
+    of_one_node = (topics.secrets, topics.node_reply, topics.access)
+    documents = [topic(node.key.node_id) for node in (other, edge) for topic in of_one_node]
     documents.append(topics.lease(other.key.node_id))
     async with relay.session(relay.broker.login) as registry, relay.session(edge.login) as session:
         for topic in documents:
             await registry.publish(topic, b"retained", retain=True)
         for filter_ in (ANY, other.key.node_id, own):
-            await session.subscribe(topics.lease(filter_), topics.secrets(filter_), topics.node_reply(filter_))
+            await session.subscribe(*(topic(filter_) for topic in (topics.lease, *of_one_node)))
         for topic in (*documents, topics.lease(own)):
             await registry.publish(topic, b"new")
         await registry.publish(topics.directory, b"the mark behind which all the others would have come")
@@ -206,7 +207,7 @@ async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
                 if message.topic == topics.directory:
                     break
                 heard.add(message.topic)
-    assert heard == {topics.lease(own), topics.secrets(own), topics.node_reply(own)}
+    assert heard == {topic(own) for topic in (topics.lease, *of_one_node)}
 
 
 async def test_a_node_of_an_older_edgelink_is_confined(relay: Relay) -> None:
