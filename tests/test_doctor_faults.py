@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
 from edgelink.overlay.ways import Ways
+from edgelink.registry.token import Token
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 1 << 20
@@ -537,6 +539,17 @@ def test_a_machine_that_has_joined_nothing_says_only_that(tmp_path: Path) -> Non
     wrong = machine.wrong()
     assert list(wrong) == ["daemon-ready", "membership"]
     assert "edgelink join" in wrong["membership"].remedy
+
+
+def test_a_machine_with_a_token_is_told_whether_the_tokens_relay_answers(edge: Machine, tmp_path: Path) -> None:
+    edge.paths.membership.unlink()
+    edge.daemons = []
+    token = Token("abcdefgh", "s" * 32, bytes(32), b64encode(bytes(32)).decode(), "n", ("relay.example.org:8883",))
+    (tmp_path / "token").write_text(token.encode())
+    edge.environ["EDGELINK_TOKEN_FILE"] = str(tmp_path / "token")
+    assert edge.findings()["relay-reachable"].verdict is Verdict.OK
+    edge.probes.refusing = {8883: NotARelay("it answers 'HTTP'")}
+    assert "captive portal" in edge.wrong()["relay-reachable"].remedy
 
 
 def test_who_is_not_root_is_not_told_of_faults_that_only_root_could_judge(edge: Machine) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgelink.doctor import probes
-from edgelink.doctor.probes import Greeting, Lookup, NotARelay, Probes, broker_of, connected, easytier
+from edgelink.doctor.probes import Greeting, Lookup, NotARelay, Probes, broker_of, broker_pinned, connected, easytier
 from edgelink.overlay import hello
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.tls import client_context
@@ -140,6 +140,24 @@ def test_what_is_no_broker_is_named(serve: Serve, words: str, tmp_path: Path, mo
     answer = answer_of(broker_of(client_context(keys.ca_pem, keys.network_id)), serve)
     assert isinstance(answer, NotARelay)
     assert re.search(words, answer)
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"), [(portal, "does not speak TLS"), (silent, "says nothing"), (resetting, "TLS|ends it")]
+)
+def test_before_enrolment_the_token_says_what_is_no_broker(
+    serve: Serve, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_GREETING_S", 0.2)
+    answer = answer_of(broker_pinned(bytes(32)), serve)
+    assert isinstance(answer, NotARelay)
+    assert re.search(words, answer)
+
+
+def test_before_enrolment_a_broker_is_known_by_what_the_token_pins(tmp_path: Path) -> None:
+    ours, others = keys_of(tmp_path / "a"), keys_of(tmp_path / "b")
+    assert isinstance(answer_of(broker_pinned(ours.ca_sha256), OverTls(ours)), float)
+    assert isinstance(answer_of(broker_pinned(ours.ca_sha256), OverTls(others)), NotARelay)
 
 
 def test_a_broker_is_known_by_its_networks_certificate(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.errors import RegistryError
 from edgelink.overlay import hello, stale, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask, may_bind_to_devices
@@ -36,7 +37,8 @@ from edgelink.process.launcher import SessionLauncher
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
 from edgelink.registry.broker import find_mosquitto
-from edgelink.registry.tls import explain_tls_error, reason_of
+from edgelink.registry.tls import explain_tls_error, pinned_ca, reason_of
+from edgelink.timeouts import timeout
 from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.wording import printable
 
@@ -100,6 +102,23 @@ def broker_of(context: ssl.SSLContext) -> Greeting:
             tls.do_handshake()
             with suppress(OSError):
                 tls.unwrap()  # says goodbye, lest the broker's log fills with errors
+
+    return greeting
+
+
+def broker_pinned(ca_sha256: bytes) -> Greeting:
+    """Have a broker show the certificate that a token pins. Nothing is sent but a handshake."""
+
+    async def handshake(connection: socket.socket) -> None:
+        async with timeout(_GREETING_S):
+            await pinned_ca(connection, "it", ca_sha256)
+
+    def greeting(connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            asyncio.run(handshake(connection))
+        except RegistryError as error:
+            raise NotARelayError(error.message) from error
 
     return greeting
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped
-from edgelink.doctor.probes import LOOKUP_S, NAME_UNKNOWN, Greeting, NotARelay, broker_of, connected, easytier
+from edgelink.doctor.probes import (
+    LOOKUP_S,
+    NAME_UNKNOWN,
+    Greeting,
+    NotARelay,
+    broker_of,
+    broker_pinned,
+    connected,
+    easytier,
+)
+from edgelink.errors import TokenError
 from edgelink.process import ports
 from edgelink.registry.tls import client_context
+from edgelink.registry.token import Token
+
+Targets = dict[tuple[str, int], Greeting]
 
 _SLOW_S = 1.0
 _LET_OUT = "let these ports out here, and in at the relay and its provider's firewall (docs/reference/ports.md)"
@@ -62,17 +76,11 @@ def relay_reachable(surroundings: Surroundings) -> Finding:
 
     The broker's, by TLS with the network's own certificate, and EasyTier's, by its own first words, where it is dialled
     by TCP. A captive portal, a proxy that opens TLS, and a port that takes connections and says nothing are none.
+    Before the machine has enrolled, the token in `EDGELINK_TOKEN_FILE` says which broker it has to be.
     """
-    membership = surroundings.membership
-    if membership is None:
+    brokers, dialled = _targets(surroundings)
+    if not brokers and surroundings.membership is None:
         return skipped(_NO_MEMBERSHIP) if surroundings.may_read_state else NOT_ROOT
-    broker = broker_of(client_context(membership.ca_pem, membership.network_id))
-    brokers: dict[tuple[str, int], Greeting] = {_target(f"//{address}"): broker for address in membership.addresses}
-    dialled: dict[tuple[str, int], Greeting] = {
-        _target(url): easytier if url.startswith("tcp:") else connected
-        for url in membership.secrets.overlay_peers
-        if url.startswith(("tcp:", "ws")) and surroundings.config.overlay.kind != "existing"
-    }
     asked = surroundings.probes.connect({**brokers, **dialled})
     answers = {target: answer for target, answer in asked.items() if answer != NAME_UNKNOWN}
     if asked and not answers:
@@ -88,6 +96,31 @@ def relay_reachable(surroundings: Surroundings) -> Finding:
     remedy = "; ".join(advice for _, found, advice in parts if found)
     is_cut_off = any(group.keys() & answers.keys() and not group.keys() - wrong.keys() for group in (brokers, dialled))
     return (failed if is_cut_off else limited)(told, remedy, figure)
+
+
+def _targets(surroundings: Surroundings) -> tuple[Targets, Targets]:
+    """Brokers and EasyTiers. Before this machine has enrolled: the brokers of the token that it was given."""
+    membership = surroundings.membership
+    if membership is None:
+        token = _token(surroundings)
+        return {} if token is None else dict.fromkeys(token.endpoints, broker_pinned(token.ca_sha256)), {}
+    broker = broker_of(client_context(membership.ca_pem, membership.network_id))
+    brokers: Targets = {_target(f"//{address}"): broker for address in membership.addresses}
+    dialled: Targets = {
+        _target(url): easytier if url.startswith("tcp:") else connected
+        for url in membership.secrets.overlay_peers
+        if url.startswith(("tcp:", "ws")) and surroundings.config.overlay.kind != "existing"
+    }
+    return brokers, dialled
+
+
+def _token(surroundings: Surroundings) -> Token | None:
+    file = surroundings.environ.get("EDGELINK_TOKEN_FILE", "-")
+    if file == "-" or not surroundings.may_read_state:  # there may be a membership that is not ours to see
+        return None
+    with suppress(OSError, UnicodeDecodeError, TokenError):
+        return Token.parse(Path(file).read_text())
+    return None
 
 
 def _told(wrong: Mapping[tuple[str, int], str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import socket
 import ssl
 from typing import Any
 
@@ -39,7 +40,7 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
     where = f"{host}:{port}"
     try:
         async with timeout(timeout_s):
-            chain = await _presented_chain(host, port)
+            return await pinned_ca(await dial(host, port), where, ca_sha256)
     except TimeoutError as error:
         raise RegistryUnavailableError(
             f"the relay's broker at {where} did not answer within {timeout_s:g} s",
@@ -50,6 +51,12 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
             f"the relay's broker at {where} cannot be reached: {reason_of(error)}",
             hint="check the address, that the relay runs, and that its firewall lets this port in",
         ) from error
+
+
+async def pinned_ca(connection: socket.socket, where: str, ca_sha256: bytes) -> str:
+    """The same over a connection that is there, which is closed afterwards. Raises OSError as well."""
+    try:
+        chain = await _presented_chain(connection)
     except SSL.Error as error:
         raise NoRelayError(
             f"what answers at {where} does not speak TLS as the relay's broker does", hint=_PROXY_HINT
@@ -67,14 +74,14 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)  # gaierror has numbers of its own
 
 
-async def _presented_chain(host: str, port: int) -> list[Certificate]:
+async def _presented_chain(connection: socket.socket) -> list[Certificate]:
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     # Nothing is trusted here: the caller compares hashes, and no byte of ours goes over this connection.
     context.set_verify(SSL.VERIFY_NONE)
     tls = SSL.Connection(context, None)
     tls.set_connect_state()
-    reader, writer = await asyncio.open_connection(sock=await dial(host, port))
+    reader, writer = await asyncio.open_connection(sock=connection)
     try:
         while not _handshake_step(tls):
             await _flush(tls, writer)
