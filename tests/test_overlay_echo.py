@@ -9,13 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgelink.overlay.echo import Echo, PeerClock, ask
+from edgelink.overlay.echo import Challenge, Echo, PeerClock, ask
+from edgelink.overlay.echo_proof import Asker, Identity, Proof
 from edgelink.overlay.echo_wire import PORT, Answer, Question, parse_answer, parse_question
+from edgelink.registry.keys import NodeKey
 
 questions = st.builds(Question, st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.binary(max_size=64))
 
@@ -43,16 +47,30 @@ def test_a_packet_that_was_cut_is_neither(question: Question) -> None:
     assert parse_question(packet[:-1]) is None
 
 
-def _responder(address: str, device: str, network: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-m", "edgelink.overlay.echo_responder", address, device, network]
-    return subprocess.Popen(command, stderr=subprocess.PIPE)
+NAME = UUID(int=7)
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[IPv4Address]:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("state") / "node.key"
+    NodeKey.load_or_create(path)
+    return path
+
+
+def _command(address: str, device: str, network: str, key_file: Path) -> list[str]:
+    words = [address, device, network, str(key_file), str(NAME)]
+    return [sys.executable, "-I", "-m", "edgelink.overlay.echo_responder", *words]
+
+
+def _responder(address: str, device: str, network: str, key_file: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(_command(address, device, network, key_file), stderr=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def served(key_file: Path) -> Iterator[IPv4Address]:
     """An address of this machine's own where echoes are answered, as on a device ``lo`` of the network 127.0.0.0/8."""
     address = IPv4Address(f"127.{random.randrange(2, 250)}.{random.randrange(250)}.{random.randrange(2, 250)}")
-    with _responder(str(address), "lo", "127.0.0.0/8") as process:
+    with _responder(str(address), "lo", "127.0.0.0/8", key_file) as process:
 
         async def wait() -> None:
             while (echo := await ask(None, address, 1)) is None or echo.is_refusal:
@@ -89,6 +107,43 @@ async def test_full_packets_are_answered_by_full_packets(served: IPv4Address, pa
 
 
 @pytest.mark.processes
+async def test_the_node_proves_itself_with_its_first_answer(served: IPv4Address, key_file: Path) -> None:
+    asker = Asker()
+    identity = Identity(NodeKey.load(key_file).verify_key_b64, NAME)
+    for _ in range(2):
+        echo = await ask(IPv4Address("127.0.0.9"), served, 5, challenge=Challenge(asker, identity))
+        assert echo is not None
+        assert echo.proof is Proof.PROVEN
+    another = Identity(NodeKey.generate().verify_key_b64, NAME)
+    echo = await ask(IPv4Address("127.0.0.9"), served, 5, challenge=Challenge(asker, another))
+    assert echo is not None
+    assert echo.proof is Proof.WRONG
+
+
+@pytest.mark.processes
+async def test_one_started_anew_proves_itself_in_the_same_question(key_file: Path) -> None:
+    address = IPv4Address(f"127.{random.randrange(2, 250)}.{random.randrange(250)}.{random.randrange(2, 250)}")
+    challenge = Challenge(Asker(), Identity(NodeKey.load(key_file).verify_key_b64, NAME))
+    for _ in range(2):
+        with _responder(str(address), "lo", "127.0.0.0/8", key_file) as process:
+            try:
+                while (echo := await ask(None, address, 1, challenge=challenge)) is None or echo.is_refusal:
+                    assert process.poll() is None, process.communicate()
+                    await asyncio.sleep(0.02)
+                assert echo.proof is Proof.PROVEN
+            finally:
+                process.kill()
+
+
+@pytest.mark.processes
+def test_a_responder_without_its_nodes_key_says_so(tmp_path: Path) -> None:
+    command = _command("127.0.0.8", "lo", "127.0.0.0/8", tmp_path / "node.key")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path}/node.key" in done.stderr
+
+
+@pytest.mark.processes
 async def test_what_is_no_question_is_not_answered(served: IPv4Address) -> None:
     """Nor does it end the process: the question behind it is answered, and only that one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
@@ -102,8 +157,8 @@ async def test_what_is_no_question_is_not_answered(served: IPv4Address) -> None:
 
 
 @pytest.mark.processes
-def test_the_responder_runs_as_nobody_and_names_a_taken_port(served: IPv4Address) -> None:
-    command = [sys.executable, "-I", "-m", "edgelink.overlay.echo_responder", str(served), "lo", "127.0.0.0/8"]
+def test_the_responder_names_a_taken_port(served: IPv4Address, key_file: Path) -> None:
+    command = _command(str(served), "lo", "127.0.0.0/8", key_file)
     second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert second.returncode == 1
     assert f"udp port {PORT} of {served}: Address already in use" in second.stderr
@@ -111,10 +166,10 @@ def test_the_responder_runs_as_nobody_and_names_a_taken_port(served: IPv4Address
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("device", "network"), [("no-such-dev", "127.0.0.0/8"), ("lo", "10.77.0.0/24")])
-async def test_only_the_overlays_device_and_network_are_answered(device: str, network: str) -> None:
+async def test_only_the_overlays_device_and_network_are_answered(device: str, network: str, key_file: Path) -> None:
     """A packet that came another way is dropped without a word, so that a neighbour learns nothing."""
     address = f"127.{random.randrange(2, 250)}.{random.randrange(250)}.{random.randrange(2, 250)}"
-    with _responder(address, device, network) as process:
+    with _responder(address, device, network, key_file) as process:
         try:
             while (echo := await ask(None, IPv4Address(address), 0.2)) is not None:
                 assert echo.is_refusal, "not bound yet"

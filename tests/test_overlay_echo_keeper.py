@@ -23,6 +23,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import ask
 from edgelink.overlay.echo_keeper import EchoKeeper, Inputs, Look, Seen, Start, Stop, echo_users, responder_of
 from edgelink.process import SessionLauncher, SupervisedProcess
+from edgelink.registry.keys import NodeKey
 from edgelink.testing.facts import board_with, pretend, settle
 
 processes = pytest.mark.processes
@@ -39,6 +40,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.paths = Paths(directory / "state", directory / "run")
+        NodeKey.load_or_create(self.paths.node_key)
         self.spec: OverlaySpec = replace(SPEC, overlay_ip=some_address(), device="lo")
         self.lives: list[EchoKeeper] = []
 

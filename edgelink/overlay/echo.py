@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from edgelink.overlay import echo_wire
+from edgelink.overlay.echo_proof import Asker, Identity, Proof
 from edgelink.overlay.echo_wire import PORT, Question, parse_answer
 from edgelink.timeouts import timeout
 
@@ -29,12 +30,13 @@ class Echo:
     """What one question brought. Times in milliseconds.
 
     ``there_ms`` and ``back_ms`` are differences of two machines' clocks: the way's delay plus or minus how far the
-    clocks are apart. Both are None after a refusal.
+    clocks are apart. Both are None after a refusal. ``proof``: whether the node that was meant gave this answer.
     """
 
     rtt_ms: float
     there_ms: float | None = None
     back_ms: float | None = None
+    proof: Proof = Proof.UNPROVEN
 
     @property
     def is_refusal(self) -> bool:
@@ -71,7 +73,15 @@ class PeerClock:
         return echo.there_ms - offset_ms, echo.back_ms + offset_ms
 
 
-Ask = Callable[[IPv4Address, IPv4Address, float], Awaitable[Echo | None]]
+Ask = Callable[[IPv4Address, IPv4Address, float, Identity | None], Awaitable[Echo | None]]
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Whom a question is put to: the node that has to prove its answer, and the sessions that we have with others."""
+
+    asker: Asker
+    identity: Identity
 
 
 async def ask(
@@ -81,41 +91,62 @@ async def ask(
     *,
     device: str | None = None,
     payload_bytes: int = 0,
+    challenge: Challenge | None = None,
 ) -> Echo | None:
-    """Ask ``target`` once.
+    """Ask ``target`` once, and once more where its responder has another key than in our session.
 
     Args:
         source: our own address to ask from. None lets the kernel choose.
         device: the device that the question has to leave by. None leaves it to the routes.
         payload_bytes: the length of the packet without IPv4's and UDP's headers, the least being the echo's own.
+        challenge: who has to prove the answer. None: no proof is asked for.
 
     Returns:
         None without an answer in time, or where ``source`` or ``device`` is not there (yet).
     """
+    with suppress(TimeoutError):
+        async with timeout(timeout_s):
+            echo = await _ask_once(source, target, device, payload_bytes, challenge)
+            if echo is not None and echo.proof is Proof.STALE:
+                echo = await _ask_once(source, target, device, payload_bytes, challenge)
+            return echo
+    return None
+
+
+async def _ask_once(
+    source: IPv4Address | None,
+    target: IPv4Address,
+    device: str | None,
+    payload_bytes: int,
+    challenge: Challenge | None,
+) -> Echo | None:
     loop = asyncio.get_running_loop()
-    nonce = secrets.randbits(64)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end, suppress(TimeoutError):
+    extension = b"" if challenge is None else challenge.asker.extension(challenge.identity, target)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
         try:
             if device is not None:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
             if source is not None:
                 end.bind((str(source), 0))
             end.connect((str(target), PORT))  # takes packets from nobody else, and refusals to itself
-            question, asked_ns = Question(nonce, time.time_ns()), time.monotonic_ns()
+            own = IPv4Address(end.getsockname()[0])
+            question = Question(secrets.randbits(64), time.time_ns(), extension)
+            asked_ns = time.monotonic_ns()
             end.send(question.pack(payload_bytes))
-            async with timeout(timeout_s):
-                while True:
-                    packet = await loop.sock_recv(end, echo_wire.MOST_BYTES)
-                    now_ns, rtt_ns = time.time_ns(), time.monotonic_ns() - asked_ns
-                    answer = parse_answer(packet)
-                    if answer is not None and answer.question.nonce == question.nonce:
-                        there_ns = answer.received_ns - question.asked_ns
-                        return Echo(rtt_ns / 1e6, there_ns / 1e6, (now_ns - answer.answered_ns) / 1e6)
+            while True:
+                packet = await loop.sock_recv(end, echo_wire.MOST_BYTES)
+                now_ns, rtt_ns = time.time_ns(), time.monotonic_ns() - asked_ns
+                answer = parse_answer(packet)
+                if answer is not None and answer.question.nonce == question.nonce:
+                    proof = Proof.UNPROVEN
+                    if challenge is not None:
+                        proof = challenge.asker.judge(answer, challenge.identity, own, target)
+                    there_ns = answer.received_ns - question.asked_ns
+                    return Echo(rtt_ns / 1e6, there_ns / 1e6, (now_ns - answer.answered_ns) / 1e6, proof)
         except ConnectionRefusedError:
             return Echo((time.monotonic_ns() - asked_ns) / 1e6)
         except OSError:
             return None
-    return None
 
 
 def may_bind_to_devices() -> bool:

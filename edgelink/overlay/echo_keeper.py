@@ -22,6 +22,7 @@ from edgelink.facts.board import Board
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.files import private_directory
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.echo_proof import PROOF_VERSION
 from edgelink.overlay.echo_wire import NOBODY, PORT, VERSION
 from edgelink.overlay.ownership import Ownership
 from edgelink.process import ProcessSpec, SupervisedProcess, output
@@ -94,6 +95,7 @@ class EchoKeeper(Part[Inputs, Do]):
         self.process = process
         self._log_path: Path = paths.logs / "echo.log"
         self._logs = paths.logs
+        self._key: Path = paths.node_key
         self._ownership = Ownership(paths.runtime / "echo.lock")
         self._clock = clock
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
@@ -186,11 +188,11 @@ class EchoKeeper(Part[Inputs, Do]):
     async def _start(self, spec: OverlaySpec) -> None:
         private_directory(self._logs)
         output.bound(self._log_path, 0)  # the last words are to be this one's
-        network = str(spec.overlay_ip.network)
+        words = (spec.overlay_ip.ip, spec.device, spec.overlay_ip.network, self._key, spec.instance_id)
         await self.process.start(
             ProcessSpec(
                 name="echo",
-                argv=(sys.executable, "-I", str(_RESPONDER), str(spec.overlay_ip.ip), spec.device, network),
+                argv=(sys.executable, "-I", str(_RESPONDER), *map(str, words)),
                 env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
                 cwd=self._logs,
                 log_path=self._log_path,
@@ -212,5 +214,6 @@ def echo_users() -> set[int]:
 
 
 def responder_of(spec: OverlaySpec) -> str:
-    """Name a responder by its address, network, device, and the version of the packets that it speaks."""
-    return hashlib.sha256(f"{spec.overlay_ip} {spec.device} {VERSION}".encode()).hexdigest()
+    """Name a responder by whom it stands for, its network, its device, and the versions of what it speaks."""
+    text = f"{spec.overlay_ip} {spec.device} {VERSION} {spec.instance_id} {PROOF_VERSION}"
+    return hashlib.sha256(text.encode()).hexdigest()

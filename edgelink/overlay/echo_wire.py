@@ -26,7 +26,7 @@ class Question:
 
     nonce: int
     asked_ns: int
-    extension: bytes = b""  # for a later version: what this one does not know it answers all the same
+    extension: bytes = b""  # see edgelink.overlay.echo_proof; what a version does not know it returns as it came
 
     def pack(self, length_bytes: int = 0) -> bytes:
         """The packet, padded with zeros to ``length_bytes``."""
