@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from overlay_world import FakeCongestion, FakePrivateHosts, FakeRoutes
 
@@ -31,6 +32,8 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.echo import Echo
+from edgelink.overlay.echo_proof import Identity as EchoIdentity
+from edgelink.overlay.echo_proof import Proof
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.own_routes import OwnRoutes
@@ -45,6 +48,7 @@ from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.registry.broker import Broker
 from edgelink.registry.dynamic_security import ADMIN, fingerprint
+from edgelink.registry.keys import NodeKey
 from edgelink.registry.transport import KEEPALIVE_S, Login, Message, MqttTransport, Session
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.memory_transport import MemoryBroker, MemorySession, MemoryTransport
@@ -112,10 +116,12 @@ class World:
         self.machines: list[Machine] = []
         self.brokers: dict[str, MemoryBroker] = {}  # by the address that nodes dial
         self.clusters: dict[str, RayCluster] = {}  # by the address of the GCS
+        self.stolen: dict[str, Machine] = {}  # by overlay address: who gets what is for its holder
         self.programs = {"nft": nft, "easytier-cli": easytier_cli, "python3": python}
 
     def at(self, ip: str) -> Machine | None:
-        return next((machine for machine in self.machines if str(machine.overlay_ip) == ip), None)
+        holder = next((machine for machine in self.machines if str(machine.overlay_ip) == ip), None)
+        return self.stolen.get(ip, holder)
 
     def can_talk(self, one: Machine, other: Machine) -> bool:
         """Whether packets get from one to the other in the overlay, which takes a relay."""
@@ -155,6 +161,7 @@ class Machine(ThisMachine):
         self._cuts = asyncio.Event()  # set, and replaced, whenever the uplink goes or comes
         self.sessions: list[PlayedSession] = []  # with brokers elsewhere
         self.is_stopped = False  # its daemon stands still
+        self.is_older = False  # its echo proves nothing
         self.broken: set[str] = set()  # programs that cannot be started
         self.python, self.core = directory / "python3", directory / "easytier-core"
         for program in (self.python, self.core):
@@ -311,11 +318,21 @@ class Machine(ThisMachine):
     def close_connections_to(self, pid: int, others: Collection[tuple[str, int]]) -> list[str]:
         return []
 
+    def close_connections_with(self, addresses: Collection[IPv4Address]) -> list[str]:
+        return []
+
     def black_holes(self, pid: int) -> list[str]:
         return []
 
     async def echo(
-        self, source: IPv4Address, target: IPv4Address, timeout_s: float, *, device: str | None, payload_bytes: int
+        self,
+        source: IPv4Address,
+        target: IPv4Address,
+        timeout_s: float,
+        *,
+        device: str | None,
+        payload_bytes: int,
+        identity: EchoIdentity | None,
     ) -> Echo | None:
         other = self.world.at(str(target))
         if source != self.overlay_ip or other is None or not self.world.can_talk(self, other):
@@ -323,7 +340,17 @@ class Machine(ThisMachine):
             return None
         await asyncio.sleep(RTT_S)
         half_ms = RTT_S * 1000 / 2
-        return Echo(2 * half_ms, half_ms, half_ms) if other.running(ECHO) else Echo(2 * half_ms)
+        if (responder := other.running(ECHO)) is None:
+            return Echo(2 * half_ms)
+        return Echo(2 * half_ms, half_ms, half_ms, other.proof_by(responder, identity))
+
+    def proof_by(self, responder: Running, identity: EchoIdentity | None) -> Proof:
+        """What its responder proves to who wants to know whether this machine is ``identity``."""
+        if identity is None or self.is_older:
+            return Proof.UNPROVEN
+        key, instance = responder.file["words"]
+        is_so = identity == EchoIdentity(NodeKey.load(Path(key)).verify_key_b64, UUID(instance))
+        return Proof.PROVEN if is_so else Proof.WRONG
 
     def traffic(self, network: IPv4Network, easytier_pid: int | None) -> Traffic:
         return Traffic()
@@ -377,7 +404,7 @@ class PlayedProcess(SupervisedProcess):
         private_directory(self._record_path.parent)
         private_directory(spec.log_path.parent)
         words = dict(itertools.pairwise(spec.argv))
-        file = tomllib.loads(Path(words["-c"]).read_text()) if "-c" in words else {}
+        file = tomllib.loads(Path(words["-c"]).read_text()) if "-c" in words else {"words": spec.argv[-2:]}
         self._remember(self._machine.begin(self.name, spec.config_hash, file).identity)
         self.starts += 1
         assert self.identity is not None

@@ -95,7 +95,9 @@ REVOKED = frozenset({IPv4Address("10.10.0.9")})
 USABLE = frozenset({IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2")})
 
 REVOKED_DROPPED = OverlayRules(revoked=REVOKED)
-IN_PLACE = Inputs(frozenset(), None, None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
+IN_PLACE = Inputs(
+    frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True)
+)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,8 @@ IN_PLACE = Inputs(frozenset(), None, None, Seen(rules=NO_RULES, looked_for=0, at
             replace(IN_PLACE, revoked_ips=REVOKED | {SPEC.overlay_ip.ip}, overlay_spec=SPEC),
             SetRules(OverlayRules(SPEC.overlay_ip, REVOKED)),
         ),
+        (replace(IN_PLACE, impostors=REVOKED), SetRules(OverlayRules(impostors=REVOKED))),
+        (replace(IN_PLACE, own=replace(IN_PLACE.own, rules=OverlayRules(impostors=REVOKED))), SetRules(NO_RULES)),
     ],
     ids=[
         "all is in place",
@@ -128,6 +132,8 @@ IN_PLACE = Inputs(frozenset(), None, None, Seen(rules=NO_RULES, looked_for=0, at
         "it is told which addresses nodes may use",
         "it has an address",
         "our own address is revoked",
+        "somebody answers as another node",
+        "the right node answers again",
     ],
 )
 def test_what_is_done_when(now: Inputs, does: Action | None) -> None:

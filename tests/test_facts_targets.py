@@ -79,9 +79,24 @@ def test_an_edge_needs_the_head_and_a_relay_and_asks_everybody_else(memberships:
     now = replace(network(memberships["edge-1"], *EVERYBODY), cluster_spec=spec(CLOUD, EDGE_1, EDGE_2))
     everybody = frozenset(one.node_id for one in EVERYBODY)
     now = replace(now, online=everybody, metered=frozenset({EDGE_1.node_id, EDGE_3.node_id}))
-    assert targets(now, relays_carry=True) == Targets(
+    found = targets(now, relays_carry=True)
+    assert found is not None
+    assert replace(found, identities={}) == Targets(
         needed=ips(CLOUD), relays=ips(RELAY, RELAY_2), others=ips(EDGE_2, EDGE_3), metered=frozenset({"edge-3"})
     )
+    assert found.identities.keys() == found.all.keys()
+    assert found.identities["edge-2"].verify_key == EDGE_2.verify_key
+
+
+@pytest.mark.parametrize(("echo_proves", "provers"), [(True, {"cloud"}), (False, set())])
+def test_the_heads_signed_word_says_that_it_can_prove_itself(
+    memberships: dict[str, Membership], *, echo_proves: bool, provers: set[str]
+) -> None:
+    """One of a head before there were proofs says nothing of it."""
+    signed = spec(CLOUD, EDGE_1).model_copy(update={"echo_proves": echo_proves})
+    found = targets(replace(network(memberships["edge-1"], *EVERYBODY), cluster_spec=signed), relays_carry=True)
+    assert found is not None
+    assert found.provers == provers
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,8 @@ def test_the_head_counts_members_that_are_online_or_that_a_run_relies_on(
 def test_an_existing_overlay_needs_no_relay(memberships: dict[str, Membership]) -> None:
     """Its relays are nodes like any other."""
     found = targets(network(memberships["edge-1"], RELAY, CLOUD, EDGE_1), relays_carry=False)
-    assert found == Targets(needed=ips(CLOUD), others=ips(RELAY))
+    assert found is not None
+    assert replace(found, identities={}) == Targets(needed=ips(CLOUD), others=ips(RELAY))
 
 
 @pytest.mark.parametrize(("size", "members", "asked"), [(50, 2, 47), (51, 2, 2), (120, 50, 50), (120, 51, 0)])
@@ -160,28 +176,41 @@ def test_the_configuration_says_whether_relays_carry(
 )
 def test_all_that_are_needed_and_one_relay_are_enough(answering: set[str], *, are_enough: bool) -> None:
     asked = Targets(needed=ips(CLOUD), relays=ips(RELAY, RELAY_2), members=ips(EDGE_2))
-    assert asked.are_enough(answering) is are_enough
+    assert asked.are_enough(answering, ()) is are_enough
 
 
 def test_who_needs_nobody_waits_for_nobody() -> None:
-    assert Targets(members=ips(EDGE_2), others=ips(EDGE_3)).are_enough(())
+    assert Targets(members=ips(EDGE_2), others=ips(EDGE_3)).are_enough((), ())
+
+
+BOTH, PROVERS = {"cloud": 1.0, "relay": 1.0}, frozenset({"cloud"})
+NEEDED = Targets(ips(CLOUD), ips(RELAY))
 
 
 @pytest.mark.parametrize(
-    ("now", "is_connected"),
+    ("is_up", "asked", "answering", "proven", "is_connected"),
     [
-        (
-            Answers(
-                overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering={"cloud": 1.0, "relay": 1.0}
-            ),
-            True,
-        ),
-        (Answers(overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering={"cloud": 1.0}), False),
-        (Answers(overlay_is_up=False, targets=Targets(ips(CLOUD)), answering={"cloud": 1.0}), False),
-        (Answers(overlay_is_up=True, targets=None, answering={"cloud": 1.0}), False),
-        (Answers(overlay_is_up=True, targets=Targets(), answering={}), True),
+        (True, NEEDED, BOTH, set(), True),
+        (True, NEEDED, {"cloud": 1.0}, set(), False),
+        (False, Targets(ips(CLOUD)), {"cloud": 1.0}, set(), False),
+        (True, None, {"cloud": 1.0}, set(), False),
+        (True, Targets(), {}, set(), True),
+        (True, replace(NEEDED, provers=PROVERS), BOTH, {"relay"}, False),
+        (True, replace(NEEDED, provers=PROVERS), BOTH, {"cloud"}, True),
+        (True, replace(NEEDED, provers=PROVERS), {"relay": 1.0}, {"cloud"}, False),
     ],
-    ids=["all answer", "no relay", "the device is gone", "nobody is known", "nobody is needed"],
+    ids=[
+        "all answer",
+        "no relay",
+        "the device is gone",
+        "nobody is known",
+        "nobody is needed",
+        "the head has not proven itself",
+        "the head has proven itself",
+        "the head was proven and is silent",
+    ],
 )
-def test_ray_may_start_once_those_that_it_needs_answer(now: Answers, *, is_connected: bool) -> None:
-    assert peers_connected(now) is is_connected
+def test_ray_may_start_once_those_that_it_needs_answer(
+    is_up: bool, asked: Targets | None, answering: dict[str, float], proven: set[str], is_connected: bool
+) -> None:
+    assert peers_connected(Answers(is_up, asked, answering, frozenset(proven))) is is_connected

@@ -81,6 +81,7 @@ def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
         (rpc_guard(15888), 6),
         (rpc_guard(15888, "et0", OverlayRules(revoked=frozenset({REVOKED}))), 8),
         (rpc_guard(15888, "et0", OverlayRules(IPv4Interface("10.10.0.3/24"), frozenset({REVOKED}))), 11),
+        (rpc_guard(15888, "et0", OverlayRules(impostors=frozenset({REVOKED}))), 8),
     )
     for table, rules in guards:
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import pytest
 from overlay_world import SPEC
@@ -19,6 +20,7 @@ from edgelink.facts.derive import board_of, derive_peers
 from edgelink.facts.part import run_part
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
+from edgelink.overlay.echo_proof import Identity, Proof
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
 from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
@@ -35,11 +37,13 @@ class Network:
         self.clock = FakeClock()
         self.alive: set[IPv4Address] = set()
         self.rtt_ms = 1.5
+        self.proofs: dict[Identity | None, Proof] = {}
         self.asked: list[tuple[float, IPv4Address, float]] = []  # when, whom, with which patience
         self.traffic = Traffic()
         self.kernel_answers = asyncio.Event()  # of the connections that it knows
         self.kernel_answers.set()
         self.cause: Diagnosis | OSError | None = None
+        self.closed: list[tuple[float, set[IPv4Address]]] = []
         self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
         self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"], self._told)
         self.board = board_of(Config())
@@ -53,6 +57,7 @@ class Network:
             ask=self._ask,
             look=self._look,
             why_silent=self._why_silent,
+            close=self._close,
         )
 
     def has_device(self, has_it: bool) -> None:
@@ -62,16 +67,22 @@ class Network:
     def _told(self, _condition: Condition) -> None:
         give(self.board, conditions=self.conditions.now)
 
-    async def _ask(self, source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
+    async def _ask(
+        self, source: IPv4Address, target: IPv4Address, timeout_s: float, identity: Identity | None
+    ) -> Echo | None:
         assert source == SPEC.overlay_ip.ip
         self.asked.append((self.clock.monotonic_s(), target, timeout_s))
         if target in self.alive:
-            return Echo(self.rtt_ms, 101.0, -99.5)
+            return Echo(self.rtt_ms, 101.0, -99.5, self.proofs.get(identity, Proof.UNPROVEN))
         return None
 
     async def _look(self) -> Traffic:
         await self.kernel_answers.wait()
         return self.traffic
+
+    async def _close(self, addresses: Collection[IPv4Address]) -> list[str]:
+        self.closed.append((self.clock.monotonic_s(), set(addresses)))
+        return []
 
     async def _why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         self.causes_asked.append((self.clock.monotonic_s(), list(wanted)))
@@ -253,9 +264,8 @@ async def test_an_idle_network_is_asked_at_the_cadence() -> None:
     assert set(asked) == network.alive, "each is asked now and then"
 
 
-EXCHANGE_BYTES = (
-    330  # of an echo and its answer on the uplink, within EasyTier's TCP (measured, docs/explanation/idle.md)
-)
+# Of an echo and its answer on the uplink, within EasyTier's TCP (docs/explanation/idle.md).
+EXCHANGE_BYTES = 396
 MOST_ECHO_BYTES = 12_000_000  # a day; the rest of 15 MB is MQTT's and the search for direct paths
 
 
@@ -497,3 +507,161 @@ async def test_clocks_are_compared() -> None:
     network.alive = {RELAY, CLOUD}
     await network.until("Reachable", 3)
     assert network.peers.clock_offsets_ms == {"relay": 100.25, "cloud": 100.25}
+
+
+HEADS, RELAYS = Identity("head", UUID(int=1)), Identity("relay", UUID(int=2))
+PROVING = Targets(
+    {"cloud": CLOUD},
+    {"relay": RELAY},
+    identities={"cloud": HEADS, "relay": RELAYS},
+    provers=frozenset({"cloud"}),
+)
+
+
+def proving() -> Network:
+    """An edge whose head and relay are there and prove it."""
+    network = Network(PROVING)
+    network.alive = {RELAY, CLOUD}
+    network.proofs = {HEADS: Proof.PROVEN, RELAYS: Proof.PROVEN}
+    return network
+
+
+async def test_the_first_answer_of_a_head_that_proves_itself_lets_ray_start() -> None:
+    network = proving()
+    await network.settle()
+    assert network.board.facts.peers_connected
+    assert network.board.facts.proven == {"cloud", "relay"}
+    assert len(network.asked) == 2, "one question to each"
+
+
+async def test_somebody_else_at_the_heads_address_is_named_and_ray_does_not_start() -> None:
+    network = proving()
+    network.proofs[HEADS] = Proof.WRONG
+    await network.until("PeerNotWhoItSays", 1)
+    assert "cloud (10.10.0.2)" in network.message
+    facts = network.board.facts
+    assert facts.impostors == {CLOUD}
+    assert not facts.peers_connected
+    assert facts.answering.keys() == {"relay"}
+    assert not facts.nobody_answers
+
+
+@pytest.mark.parametrize("then", ["is silent", "proves nothing"])
+async def test_an_impostor_stays_one_until_the_right_node_answers(then: str) -> None:
+    network = proving()
+    network.proofs[HEADS] = Proof.WRONG
+    await network.until("PeerNotWhoItSays", 1)
+    if then == "is silent":
+        network.alive.remove(CLOUD)
+    network.proofs[HEADS] = Proof.UNPROVEN
+    await network.run(90)
+    assert network.board.facts.impostors == {CLOUD}
+    assert network.reason == "PeerNotWhoItSays"
+    network.alive, network.proofs[HEADS] = {RELAY, CLOUD}, Proof.PROVEN
+    await network.until("Reachable", 3)  # asked as a silent node would be
+    assert network.board.facts.impostors == frozenset()
+    assert network.board.facts.peers_connected
+
+
+async def test_one_who_comes_while_ray_runs_is_found_with_the_next_question() -> None:
+    network = proving()
+    await network.until("Reachable", 1)
+    await network.run(30)
+    network.proofs[HEADS] = Proof.WRONG
+    assert await network.until("PeerNotWhoItSays", 11) <= 11
+
+
+async def test_a_head_that_could_prove_itself_and_does_not_lets_all_run_and_nothing_start() -> None:
+    """Its responder is away, or was started a moment ago: asked as a silent node would be, not once in a period."""
+    network = proving()
+    network.proofs[HEADS] = Proof.UNPROVEN
+    await network.until("Reachable", 1)
+    assert not network.board.facts.peers_connected
+    assert "a start of Ray waits for the proof" in network.message
+    await network.run(90)
+    assert network.reason == "Reachable", "nobody is fenced for a missing proof"
+    assert network.board.facts.impostors == frozenset()
+    network.proofs[HEADS] = Proof.PROVEN
+    await network.run(1)
+    assert network.board.facts.peers_connected
+    assert "proof" not in network.message
+
+
+@pytest.mark.parametrize("outage_s", [30, 60, 120])
+async def test_an_outage_fences_nobody_and_forgets_no_proof(outage_s: int) -> None:
+    network = proving()
+    await network.until("Reachable", 1)
+    network.alive = set()
+    await network.run(outage_s)
+    assert network.board.facts.impostors == frozenset()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    assert network.board.facts.peers_connected
+
+
+async def test_a_head_of_an_older_version_counts_as_before_and_is_told_of() -> None:
+    network = Network(replace(PROVING, provers=frozenset()))
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 1)
+    assert network.board.facts.peers_connected
+    assert "cloud does not prove who it is" in network.message
+    asked = len(network.asked)
+    await network.run(7)
+    assert len(network.asked) == asked, "no oftener than before"
+
+
+async def test_a_head_with_another_key_has_to_prove_itself_anew() -> None:
+    """The operator gave its address to another node."""
+    network = proving()
+    await network.until("Reachable", 1)
+    another = Identity("another", UUID(int=3))
+    give(network.board, targets=replace(PROVING, identities={"cloud": another, "relay": RELAYS}))
+    await network.settle()
+    assert not network.board.facts.peers_connected
+    network.proofs[another] = Proof.PROVEN
+    await network.run(1)
+    assert network.board.facts.peers_connected
+
+
+async def test_a_node_that_nothing_here_needs_is_kept_out_as_well_and_told_of() -> None:
+    other = Identity("edge-2", UUID(int=4))
+    network = proving()
+    give(
+        network.board,
+        targets=replace(PROVING, others={"edge-2": OTHER}, identities={**PROVING.identities, "edge-2": other}),
+    )
+    network.alive.add(OTHER)
+    network.proofs[other] = Proof.WRONG
+    await network.run(3)
+    assert network.reason == "Reachable"
+    assert "somebody else answers as edge-2 (10.10.0.5)" in network.message
+    assert network.board.facts.impostors == {OTHER}
+    assert network.board.facts.peers_connected
+
+
+async def test_what_a_connection_says_does_not_put_off_the_question_to_an_impostor() -> None:
+    """The impostor's own TCP is heard, too."""
+    network = proving()
+    network.proofs[HEADS] = Proof.WRONG
+    await network.until("PeerNotWhoItSays", 1)
+    network.traffic = Traffic({CLOUD: 0.1})
+    network.proofs[HEADS] = Proof.PROVEN
+    await network.until("Reachable", 3)
+
+
+async def test_connections_with_an_impostor_are_closed_for_as_long_as_it_is_one() -> None:
+    """Whatever is made meanwhile, where no firewall of ours is: every two seconds."""
+    network = proving()
+    await network.until("Reachable", 1)
+    network.proofs[HEADS] = Proof.WRONG
+    await network.until("PeerNotWhoItSays", 12)
+    begun_s = network.clock.monotonic_s()
+    await network.run(10)
+    assert network.closed[0][0] <= begun_s + 2
+    assert {CLOUD} == set.union(*(addresses for _, addresses in network.closed))
+    assert all(later - before <= 2 for (before, _), (later, _) in pairwise(network.closed))
+    network.proofs[HEADS] = Proof.PROVEN
+    await network.until("Reachable", 3)
+    closed = len(network.closed)
+    await network.run(20)
+    assert len(network.closed) == closed

@@ -56,6 +56,39 @@ async def test_a_copy_of_a_node_starts_nothing(sim: Sim) -> None:
 
 
 @story
+async def test_a_member_that_takes_the_heads_address_is_kept_out(sim: Sim) -> None:
+    """What runs goes on, and nothing starts; once the head answers again all is as before."""
+    _, head, edge, thief = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    address = str(head.machine.overlay_ip)
+    sim.world.stolen[address] = thief.machine
+    await sim.until(edge.has("PeersReachable", "PeerNotWhoItSays"), within_s=15)
+    await sim.passes(3)
+    kept_out = f"ip saddr {{ {address} }} counter drop"
+    assert kept_out in edge.machine.firewall["edgelink_easytier"]
+    edge.machine.end(RAYLET)
+    await sim.until(edge.has("RayJoined", "WaitingForOverlay"), within_s=60)
+    await sim.passes(120)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet", "-raylet"]
+    del sim.world.stolen[address]
+    await all_ready(sim, boxes)
+    assert kept_out not in edge.machine.firewall["edgelink_easytier"]
+
+
+@story
+async def test_the_heads_daemon_and_its_echo_are_away_and_nobody_is_kept_out(sim: Sim) -> None:
+    """Killed for two minutes, its responder too: no proof comes, and that is no wrong one."""
+    _, head, edge = boxes = await ready(sim, "cloud", "edge-1")
+    await head.kill()
+    head.machine.end(ECHO)
+    await sim.passes(120)
+    assert edge.has("PeersReachable", "Reachable")()
+    assert not any(facts.impostors for facts in edge.history)
+    head.start()
+    await all_ready(sim, boxes)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet"]
+
+
+@story
 async def test_every_daemon_tells_how_it_is_on_its_socket(sim: Sim) -> None:
     """What `edgelink status` and `edgelink nodes` show, through an edge's life."""
     relay, head, edge = boxes = await sim.network("cloud", "edge-1")

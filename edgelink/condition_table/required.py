@@ -152,6 +152,13 @@ PEERS_REACHABLE = ConditionKind(
         unknown("OverlayDown", "on its way: no device yet"),
         unknown("DirectoryNotSeen", "on its way: nobody known to be asked"),
         unknown("Connecting", "on its way: EasyTier is dialling"),
+        Reason(
+            "PeerNotWhoItSays",
+            "somebody else answers at the overlay address of the node that is named: nothing but echoes passes to or "
+            "from that address, and Ray does not start; it ends by itself once the right node answers",
+            "find who else has that address: [AddressesUnique](#addressesunique) on relay and head; "
+            "[revoke](../how-to/revoke.md) that node",
+        ),
         Reason("PeerSilent", "some answer, the one that is named does not", "look at `edgelink status` there"),
         Reason(
             "RelayUnreachable",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,9 @@ from edgelink.config import Config
 from edgelink.errors import NoRelayError, UntrustedError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
-from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.config_file import OverlaySpec, instance_of
 from edgelink.overlay.diagnosis import CUT_OFF
+from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
 from edgelink.ray_cluster.versions import Versions
@@ -201,7 +201,7 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         stun_servers=() if lease.is_relay else secrets.stun_servers,
         is_relay=lease.is_relay,
         # Fixed for the node's life, so that the same node is the same instance to its peers.
-        instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
+        instance_id=instance_of(lease.network_id, lease.node_id),
     )
 
 
@@ -233,7 +233,8 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     if now.running is None or now.directory is None:
         return None
     lease = now.running.lease
-    members = {member.node_id for member in now.cluster_spec.members} if now.cluster_spec else set()
+    spec = now.cluster_spec
+    members = {member.node_id for member in spec.members} if spec else set()
     counted = members & (now.online | now.run_members) if lease.role is Role.HEAD else set()
     entries = [entry for entry in now.directory.entries if entry.node_id != lease.node_id]
     needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
@@ -244,7 +245,13 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
         others = [entry for entry in others if entry.node_id in members]
     few = others if len(others) <= MOST_PAIRS else []
     metered = frozenset(entry.hostname for entry in entries if entry.node_id in now.metered)
-    return Targets(needed, relays, missed, {entry.hostname: entry.overlay_ip for entry in few}, metered)
+    identities = {
+        entry.hostname: Identity(entry.verify_key, instance_of(lease.network_id, entry.node_id)) for entry in entries
+    }
+    proves = spec is not None and spec.echo_proves
+    provers = frozenset(entry.hostname for entry in entries if entry.role is Role.HEAD and proves)
+    asked = {entry.hostname: entry.overlay_ip for entry in few}
+    return Targets(needed, relays, missed, asked, metered, identities, provers)
 
 
 @dataclass(frozen=True)
@@ -254,11 +261,12 @@ class Answers:
     overlay_is_up: bool
     targets: Targets | None
     answering: Mapping[str, float]
+    proven: frozenset[str]
 
 
 def peers_connected(now: Answers) -> bool:
-    """Whether all nodes answer that have to before Ray may start here: the head, and one relay."""
-    return now.overlay_is_up and now.targets is not None and now.targets.are_enough(now.answering)
+    """Whether all nodes answer that have to before Ray may start here: the head, which proves itself, and one relay."""
+    return now.overlay_is_up and now.targets is not None and now.targets.are_enough(now.answering, now.proven)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Facts:
         answering: hostname of each node that answers over the overlay, and since when it does without a silence, in
             seconds on the monotonic clock.
         silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
+        proven: hostname of each node whose last answer over the overlay proved who it is.
+        impostors: overlay addresses where somebody else than the holder has answered, and the holder not since.
         peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
         nobody_answers: none of the nodes whose silence counts answers over the overlay. Derived.
         secret_changed_s: when this node changed to another secret of the network, on the monotonic clock.
@@ -116,6 +118,8 @@ class Facts:
     targets: Targets | None = None
     answering: Mapping[str, float] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
+    proven: frozenset[str] = frozenset()
+    impostors: frozenset[IPv4Address] = frozenset()
     peers_connected: bool = False
     nobody_answers: bool = False
     secret_changed_s: float | None = None

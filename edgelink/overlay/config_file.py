@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from uuid import UUID
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.stun import one_of_each_relay_first
@@ -20,6 +20,11 @@ from edgelink.overlay.stun import one_of_each_relay_first
 ENCRYPTION_OVERHEAD = 20
 # All event lines stay, the banner with the secret goes (measured on 2.6.4).
 _QUIET_RUST_LOG = "error,CORE=error,CORE::INSTANCE=info"
+
+
+def instance_of(network_id: str, node_id: str) -> UUID:
+    """The instance id of a node's EasyTier, the same for the node's life."""
+    return uuid5(NAMESPACE_OID, f"edgelink/{network_id}/{node_id}")
 
 
 @dataclass(frozen=True)

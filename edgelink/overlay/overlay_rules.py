@@ -14,11 +14,13 @@ class OverlayRules:
         overlay_ip: our own address, whose network is kept on the overlay's device. None: it is not known.
         revoked: addresses that nothing comes from or goes to on that device.
         usable: addresses that may come in by that device. None: not all are known, so all of the network's may.
+        impostors: addresses that nothing but echoes comes from or goes to on that device.
     """
 
     overlay_ip: IPv4Interface | None = None
     revoked: frozenset[IPv4Address] = frozenset()
     usable: frozenset[IPv4Address] | None = None
+    impostors: frozenset[IPv4Address] = frozenset()
 
 
 NO_RULES = OverlayRules()

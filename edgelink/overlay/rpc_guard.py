@@ -19,6 +19,7 @@ head share a machine each daemon may come and go without taking the other's rule
 
 from __future__ import annotations
 
+from edgelink.overlay import impostors
 from edgelink.overlay.nft import MARK, OPENING, Table
 from edgelink.overlay.overlay_drops import drop_chains
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
@@ -71,5 +72,5 @@ def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -
     ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
-{drop_chains(device, rules)}""",
+{drop_chains(device, rules)}{impostors.chains(device, rules.impostors)}""",
     )

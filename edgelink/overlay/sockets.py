@@ -1,13 +1,16 @@
-"""The kernel's own list of this machine's TCP connections (IPv4), with what it knows of each."""
+"""The kernel's own list of this machine's TCP connections, with what it knows of each, and their end on request."""
 
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pyroute2 import DiagSocket
+from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST
+from pyroute2.netlink.diag import SOCK_DESTROY, inet_diag_req
 
 ESTABLISHED = 1
 _TCP_INFO = 1 << 1  # INET_DIAG_INFO
@@ -22,11 +25,28 @@ def diag_socket() -> Iterator[DiagSocket]:
         yield diag
 
 
-def established(diag: DiagSocket) -> Iterator[Any]:
+def established(diag: DiagSocket, family: int = socket.AF_INET) -> Iterator[Any]:
     """Yield each established connection, with its tcp_info and congestion control. Raises NetlinkError."""
     yield from diag.get_sock_stats(
-        family=socket.AF_INET,
+        family=family,
         states=1 << ESTABLISHED,
         protocol=socket.IPPROTO_TCP,
         extensions=_TCP_INFO | _CONGESTION,
     )
+
+
+def destroy(diag: DiagSocket, connection: Any) -> None:
+    """Have the kernel close a connection that was listed, as if its other end had.
+
+    Raises NetlinkError: it is gone already, or the kernel lacks INET_DIAG_DESTROY.
+    """
+    family = connection["idiag_family"]
+    request = inet_diag_req()
+    request["sdiag_family"] = family
+    request["sdiag_protocol"] = socket.IPPROTO_TCP
+    request["idiag_states"] = 1 << ESTABLISHED
+    for field in ("idiag_sport", "idiag_dport", "idiag_if", "idiag_cookie"):
+        request[field] = connection[field]
+    for field in ("idiag_src", "idiag_dst"):
+        request[field] = struct.unpack("!4I", socket.inet_pton(family, connection[field]).ljust(16, b"\0"))
+    tuple(diag.nlm_request(request, SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK))  # a generator

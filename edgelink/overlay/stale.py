@@ -8,17 +8,14 @@ acknowledged is dead, and the kernel closes it on request (SOCK_DESTROY), as if 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from pyroute2 import DiagSocket
-from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST
-from pyroute2.netlink.diag import SOCK_DESTROY, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.log import get_logger
-from edgelink.overlay.sockets import ESTABLISHED, diag_socket, established
+from edgelink.overlay.sockets import destroy, diag_socket, established
 from edgelink.process.ports import socket_inodes
 
 _SILENT_MS = 2000
@@ -45,7 +42,7 @@ def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
         for connection in _connections_of(pid, diag):
             if is_meant(connection):
                 try:
-                    _destroy(diag, connection)
+                    destroy(diag, connection)
                 except NetlinkError as error:
                     _log.warning("overlay.dead_connection_stays", error=str(error))
                     break
@@ -105,15 +102,3 @@ def _is_black_hole(connection: Any) -> bool:
         and info["tcpi_unacked"]
         and info["tcpi_backoff"] >= _HOLE_TRIES
     )
-
-
-def _destroy(diag: DiagSocket, connection: Any) -> None:
-    request = inet_diag_req()
-    request["sdiag_family"] = socket.AF_INET
-    request["sdiag_protocol"] = socket.IPPROTO_TCP
-    request["idiag_states"] = 1 << ESTABLISHED
-    for field in ("idiag_sport", "idiag_dport", "idiag_if", "idiag_cookie"):
-        request[field] = connection[field]
-    for field in ("idiag_src", "idiag_dst"):
-        request[field] = (int.from_bytes(socket.inet_aton(connection[field]), "big"), 0, 0, 0)
-    tuple(diag.nlm_request(request, SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK))  # a generator

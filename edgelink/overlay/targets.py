@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
+from edgelink.overlay.echo_proof import Identity
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -17,6 +19,8 @@ class Targets:
         members: all have to answer, or it is said; Ray goes on all the same.
         others: asked, and told of.
         metered: those of them whose uplink costs by the byte.
+        identities: whom the answer of each has to come from.
+        provers: those that can prove it, as the head has signed. Ray does not start here before they have.
     """
 
     needed: Mapping[str, IPv4Address] = field(default_factory=dict)
@@ -24,6 +28,8 @@ class Targets:
     members: Mapping[str, IPv4Address] = field(default_factory=dict)
     others: Mapping[str, IPv4Address] = field(default_factory=dict)
     metered: frozenset[str] = frozenset()
+    identities: Mapping[str, Identity] = field(default_factory=dict)
+    provers: frozenset[str] = frozenset()
 
     @property
     def all(self) -> dict[str, IPv4Address]:
@@ -44,7 +50,12 @@ class Targets:
             return [*relays, *names], []
         return names, relays
 
-    def are_enough(self, answering: Iterable[str]) -> bool:
-        """Whether Ray may start while these nodes answer: all that are needed, and one relay if there is any."""
+    def are_enough(self, answering: Iterable[str], proven: Iterable[str]) -> bool:
+        """Whether Ray may start while these nodes answer: all that are needed, and one relay if there is any.
+
+        Of those that are needed, all that can prove who they are have to be in ``proven``.
+        """
         found = set(answering)
+        if not (self.provers & self.needed.keys()).issubset(proven):
+            return False
         return found.issuperset(self.needed) and (not self.relays or not found.isdisjoint(self.relays))

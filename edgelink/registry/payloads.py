@@ -532,6 +532,7 @@ class ClusterSpec(Payload):
     token_auth: bool = Field(description="whether this Ray asks for a token")
     ride_through_s: RideThrough = Field(DEFAULT_RIDE_THROUGH_S, description="outages that are to cost a pause only")
     ray_wanted: bool = Field(True, description="false: no Ray on any node, until the head says otherwise")
+    echo_proves: bool = Field(False, description="the head's echo proves who it is; older heads' do not")
     members: tuple[ClusterMember, ...] = Field(description="who is to be in Ray, by rank")
 
     def member(self, node_id: str) -> ClusterMember | None:

@@ -65,6 +65,7 @@ class Inputs:
 
     revoked_ips: frozenset[IPv4Address]
     usable_ips: frozenset[IPv4Address] | None
+    impostors: frozenset[IPv4Address]
     overlay_spec: OverlaySpec | None
     own: Seen
 
@@ -72,7 +73,8 @@ class Inputs:
     def rules(self) -> OverlayRules:
         """What is to be done with the overlay's packets. Our own address is never dropped as a revoked one."""
         own = None if self.overlay_spec is None else self.overlay_spec.overlay_ip
-        return OverlayRules(own, self.revoked_ips - (set() if own is None else {own.ip}), self.usable_ips)
+        revoked = self.revoked_ips - (set() if own is None else {own.ip})
+        return OverlayRules(own, revoked, self.usable_ips, self.impostors)
 
 
 @dataclass(frozen=True)

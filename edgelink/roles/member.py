@@ -114,6 +114,7 @@ class Member(Daemon):
             ask=self.parts.ask,
             look=self.parts.traffic,
             why_silent=self.parts.why_silent,
+            close=self.parts.close_connections_with,
         )
         self._uplink_changed = Wakeup()
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)

@@ -7,7 +7,7 @@ and the holder of one lock runs the process while the other only watches the dev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address
@@ -29,6 +29,7 @@ from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import RelaysDialled
 from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
+from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
@@ -224,11 +225,19 @@ class OverlayParts:
         return None if echo is None else echo.rtt_ms
 
     async def ask(
-        self, source: IPv4Address, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 0
+        self,
+        source: IPv4Address,
+        target: IPv4Address,
+        timeout_s: float,
+        identity: Identity | None = None,
+        *,
+        payload_bytes: int = 0,
     ) -> Echo | None:
-        """Ask another node for an echo, which has to leave by the overlay's device."""
+        """Ask another node for an echo, which has to leave by the overlay's device. ``identity`` has to prove it."""
         device = None if source == target else self._config.overlay.device  # to itself a machine speaks by lo
-        return await self._machine.echo(source, target, timeout_s, device=device, payload_bytes=payload_bytes)
+        return await self._machine.echo(
+            source, target, timeout_s, device=device, payload_bytes=payload_bytes, identity=identity
+        )
 
     async def traffic(self) -> Traffic:
         """What the kernel knows of the other nodes by their TCP connections."""
@@ -307,6 +316,10 @@ class OverlayParts:
             if identity is None
             else await asyncio.to_thread(self._machine.close_connections_to, identity.pid, relays)
         )
+
+    async def close_connections_with(self, addresses: Collection[IPv4Address]) -> list[str]:
+        """Close this machine's TCP connections with these overlay addresses; their other ends."""
+        return await asyncio.to_thread(self._machine.close_connections_with, addresses)
 
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity

@@ -3,13 +3,16 @@
 A device with the right address proves nothing about the network behind it: with a wrong network name EasyTier
 connects happily and sees nobody. Only an answer counts: an echo's, or the kernel's word that a TCP connection with
 that node was acknowledged a moment ago. A node that is heard so is not asked, because bytes cost money on LTE.
+
+An echo's answer proves who gave it (ADR 0041). Where that is another node, its address is an impostor's until the right
+one answers. An answer without a proof, as an older version's or a refusal, counts as an answer, and proves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
@@ -20,13 +23,16 @@ from edgelink.condition_table.required import PEERS_REACHABLE
 from edgelink.conditions import ConditionSet, Said, Status, is_not_so, is_so, is_unknown
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
+from edgelink.log import get_logger
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import CUT_OFF, Diagnosis
 from edgelink.overlay.echo import Ask, Echo, PeerClock
+from edgelink.overlay.echo_proof import Identity, Proof
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
 from edgelink.wording import few
 
+_log = get_logger("overlay")
 _PATIENCE_S = 1.0
 _PROMPT_S = 0.3  # on a path that answers in less than a quarter of it
 _LOOK_AGAIN_S = 2.0  # at what the kernel knows, 4 ms of CPU; a packet goes out only when a node is due
@@ -42,6 +48,7 @@ _MOST_NAMED = 5
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
 
 WhySilent = Callable[[Iterable[IPv4Address]], Awaitable[Diagnosis | None]]
+CloseConnections = Callable[[Collection[IPv4Address]], Awaitable[list[str]]]
 LookAtTraffic = Callable[[], Awaitable[Traffic]]
 
 
@@ -82,6 +89,9 @@ class Known:
     silent_since_s: float | None = None  # the first question that it did not answer
     answering_since_s: float | None = None  # the first answer after a silence
     skipped: int = 0  # periods in which it was heard without being asked
+    identity: Identity | None = None  # whose answer counts as its own
+    proof: Proof = Proof.UNPROVEN  # of the last answer; somebody else is one until a right answer comes
+    unproven: int = 0  # answers since the last one that proved who it is
     echo: Echo | None = None
     clock: PeerClock = field(default_factory=PeerClock, compare=False)
 
@@ -89,6 +99,10 @@ class Known:
     def is_silent(self) -> bool:
         """Whether it does not answer, and one lost packet is not the cause."""
         return self.silences >= _SILENCE_TRIES
+
+    def is_same(self, other: Known) -> bool:
+        """Whether both are one node at one address."""
+        return (self.overlay_ip, self.identity) == (other.overlay_ip, other.identity)
 
     def heard(self, at_s: float) -> Known:
         answered_s = at_s if self.answered_s is None else max(self.answered_s, at_s)
@@ -100,10 +114,18 @@ class Known:
         known = replace(self, silences=self.silences + 1, silent_since_s=since_s)
         return replace(known, answering_since_s=None) if known.is_silent else known
 
+    def judged(self, proof: Proof) -> Known:
+        if proof is Proof.PROVEN:
+            return replace(self, proof=proof, unproven=0)
+        is_wrong = Proof.WRONG in (proof, self.proof)
+        return replace(self, proof=Proof.WRONG if is_wrong else Proof.UNPROVEN, unproven=self.unproven + 1)
+
 
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
 ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
 SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
+PROVEN: Final[Fact[frozenset[str]]] = Fact("proven")
+IMPOSTORS: Final[Fact[frozenset[IPv4Address]]] = Fact("impostors")
 
 
 @dataclass(frozen=True)
@@ -185,7 +207,7 @@ class Seen:
         return {
             name: known.answering_since_s
             for name, known in self.known.items()
-            if known.answering_since_s is not None and not known.is_silent
+            if known.answering_since_s is not None and not known.is_silent and known.proof is not Proof.WRONG
         }
 
     @property
@@ -196,6 +218,16 @@ class Seen:
             for name, known in self.known.items()
             if known.is_silent and known.silent_since_s is not None
         }
+
+    @property
+    def proven(self) -> frozenset[str]:
+        """Who has proven with its last answer who it is."""
+        return frozenset(name for name, known in self.known.items() if known.proof is Proof.PROVEN)
+
+    @property
+    def impostors(self) -> frozenset[IPv4Address]:
+        """Where somebody else has answered, and the right node not since."""
+        return frozenset(known.overlay_ip for known in self.known.values() if known.proof is Proof.WRONG)
 
     def with_addresses(self, names: list[str]) -> str:
         return ", ".join(f"{name} ({self.known[name].overlay_ip})" for name in names)
@@ -231,6 +263,7 @@ class Peers(Part[Inputs, Do]):
         ask: Ask,
         look: LookAtTraffic,
         why_silent: WhySilent,
+        close: CloseConnections,
     ) -> None:
         super().__init__(board, own=Seen())
         self.own: Seen
@@ -239,11 +272,14 @@ class Peers(Part[Inputs, Do]):
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._put_answering = board.claim(ANSWERING, self.name)
         self._put_silent = board.claim(SILENT, self.name)
+        self._put_proven = board.claim(PROVEN, self.name)
+        self._put_impostors = board.claim(IMPOSTORS, self.name)
         self._conditions = conditions
         self._clock = clock
         self._ask = ask
         self._look_at_traffic = look
         self._why_silent = why_silent
+        self._close = close
 
     @property
     def rtt_ms(self) -> dict[str, float]:
@@ -321,17 +357,24 @@ class Peers(Part[Inputs, Do]):
         self.own = own
         self._put_answering(own.answering)
         self._put_silent(own.silent)
+        self._put_proven(own.proven)
+        self._put_impostors(own.impostors)
 
     async def _look(self, look: Look) -> None:
         own, at_s = self.own, self._clock.monotonic_s()
-        nodes = {name: Known(address, at_s) for name, address in look.targets.all.items()}
+        identities = look.targets.identities
+        nodes = {name: Known(ip, at_s, identity=identities.get(name)) for name, ip in look.targets.all.items()}
         for name, before in own.known.items():
-            if name in nodes and nodes[name].overlay_ip == before.overlay_ip:  # else it is somebody new
+            new = nodes.get(name)
+            if new is not None and new.is_same(before):  # else it is somebody new
                 nodes[name] = before
         status = self._conditions.get(self.condition).status
         self._know(replace(own, known=nodes, look=look, status=status))
         if own.look is not None and own.look.doubts != look.doubts:
             self.ask_now()
+        if impostors := self.own.impostors:  # at each look: one may be made before the firewall's rule stands
+            for closed in await self._close(impostors):
+                _log.warning("overlay.impostors_connection_closed", other_end=closed)
         traffic = await self._look_at_traffic()
         nodes = {name: _taken_in(name, known, traffic, look, at_s) for name, known in self.own.known.items()}
         due = tuple(name for name, known in nodes.items() if known.due_s <= at_s)
@@ -344,7 +387,9 @@ class Peers(Part[Inputs, Do]):
         was_cut_off = not counted & own.answering.keys()
         self.own = replace(own, due=(), status=self._conditions.get(self.condition).status)
         everyone = [own.known[name] for name in names]
-        answers = await asyncio.gather(*(self._ask(own_ip, known.overlay_ip, _patience_s(known)) for known in everyone))
+        answers = await asyncio.gather(
+            *(self._ask(own_ip, known.overlay_ip, _patience_s(known), known.identity) for known in everyone)
+        )
         at_s, known = self._clock.monotonic_s(), dict(self.own.known)
         for name, echo in zip(names, answers, strict=True):
             self.asked[name] += 1
@@ -353,14 +398,21 @@ class Peers(Part[Inputs, Do]):
                 silent = known[name].not_heard(asked_s)
                 known[name] = replace(silent, due_s=at_s + self._again_s(silent, own.look, name))
             else:
-                known[name].clock.note(echo)
-                heard = known[name].heard(asked_s)
-                known[name] = replace(heard, echo=echo, skipped=0, due_s=at_s + own.look.period_s(name))
+                heard = replace(known[name].heard(asked_s).judged(echo.proof), echo=echo, skipped=0)
+                if heard.proof is not Proof.WRONG:
+                    heard.clock.note(echo)
+                known[name] = replace(heard, due_s=at_s + self._after_s(heard, own.look, name))
                 self._put_last_answer_s(asked_s)
                 self.own = replace(self.own, why_s=None)
         self._know(replace(self.own, known=known))
         if was_cut_off and counted & self.own.answering.keys():  # the way is back: who else is?
             self.ask_now([name for name, each in known.items() if each.answered_s != asked_s])
+
+    def _after_s(self, known: Known, look: Look, name: str) -> float:
+        """The pause after an answer. A proof that is missing is asked for as an answer that is missing would be."""
+        if not _lacks_proof(known, look, name):
+            return look.period_s(name)
+        return self._again_s(replace(known, silences=known.unproven), look, name)
 
     def _again_s(self, known: Known, look: Look, name: str) -> float:
         """The pause after a question that nobody answered."""
@@ -373,7 +425,7 @@ class Peers(Part[Inputs, Do]):
 
 def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float) -> Known:
     """Put off the question to a node that was heard anyway, and ask at once where a connection hangs."""
-    if known.answered_s is None or known.silences:
+    if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
         return known
     heard_s = traffic.heard_s.get(known.overlay_ip)
     period_s = look.period_s(name)
@@ -385,6 +437,11 @@ def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float
     return known
 
 
+def _lacks_proof(known: Known, look: Look, name: str) -> bool:
+    """Whether a proof is to be had that the last answer did not bring."""
+    return known.proof is Proof.WRONG or (name in look.targets.provers and known.proof is not Proof.PROVEN)
+
+
 # what is said
 
 
@@ -394,17 +451,21 @@ def _says(own: Seen, look: Look) -> tuple[Said, ...]:
     silent = {name for name, known in own.known.items() if known.is_silent}
     if not was_reachable:  # then only an answer counts, not that nobody was asked three times yet
         silent.update(name for name in {**targets.needed, **targets.relays} if own.known[name].answered_s is None)
+    wrong = [name for name, known in own.known.items() if known.proof is Proof.WRONG]
+    silent.update(wrong)
     missed, relays = targets.silent(silent)
-    if missed:
+    if missed and set(missed).isdisjoint(wrong):
         return (_unreachable(own, targets, missed),)
+    if missed:
+        return (_not_who_they_say(own, [name for name in missed if name in wrong]),)
     doubtful = [name for name in targets.counted if name not in relays and own.known[name].silences]
     if doubtful and was_reachable:
         return ()  # asked again before it is said: one lost packet is what networks do
     answering = own.answering
     heard = ", ".join(name for name in targets.counted if name in answering) or "nobody has to"
-    others = [name for name in targets.others if name in silent]
+    others = [name for name in targets.others if name in silent and name not in wrong]
     also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
-    told = f"answering over the overlay: {heard}{also}{_metered_in_words(look)}"
+    told = f"answering over the overlay: {heard}{also}{_metered_in_words(look)}{_proofs_in_words(own, targets)}"
     return _of_relays(own, targets, relays), is_so(PEERS_REACHABLE.name, "Reachable", told)
 
 
@@ -415,6 +476,27 @@ def _metered_in_words(look: Look) -> str:
         return f"; metered: {every}"
     names = [name for name in look.targets.counted if name in look.targets.metered]
     return f"; metered: {few(names, most=_MOST_NAMED)}, {every}" if names else ""
+
+
+def _proofs_in_words(own: Seen, targets: Targets) -> str:
+    """Who answers and does not prove who it is, where that matters, and who is somebody else."""
+    proven, told = own.proven, ""
+    if lacking := [name for name in targets.needed if name in targets.provers and name not in proven]:
+        told += f"; {few(lacking)} does not prove who it is: what runs goes on, a start of Ray waits for the proof"
+    if older := [name for name in targets.needed if name not in targets.provers and name not in proven]:
+        told += f"; {few(older)} does not prove who it is: its EdgeLink is older, or its echo is not up"
+    if wrong := [name for name, known in own.known.items() if known.proof is Proof.WRONG]:
+        told += f"; somebody else answers as {own.with_addresses(wrong)}, and is kept out"
+    return told
+
+
+def _not_who_they_say(own: Seen, wrong: list[str]) -> Said:
+    return is_not_so(
+        PEERS_REACHABLE.name,
+        "PeerNotWhoItSays",
+        f"somebody else answers at the address of {own.with_addresses(wrong)}: nothing but echoes passes until the "
+        "right node answers; `edgelink status` on relay or head names who else has that address",
+    )
 
 
 def _of_relays(own: Seen, targets: Targets, silent: list[str]) -> Said:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Literal
@@ -15,11 +16,12 @@ from typing import Literal
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.files import Files
-from edgelink.overlay import echo, mend, preflight, punching, stale, traffic, ways
+from edgelink.overlay import echo, impostors, mend, preflight, punching, stale, traffic, ways
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
-from edgelink.overlay.echo import Echo
+from edgelink.overlay.echo import Challenge, Echo
+from edgelink.overlay.echo_proof import Asker, Identity
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.own_routes import OwnRoutes
@@ -46,6 +48,10 @@ class ThisMachine:
     """
 
     proc_sys: Path = host_tcp.PROC_SYS
+
+    @cached_property
+    def _asker(self) -> Asker:
+        return Asker()
 
     # Processes
 
@@ -158,6 +164,10 @@ class ThisMachine:
         """Close EasyTier's TCP connections to these addresses and ports."""
         return stale.close_connections_to(pid, others)
 
+    def close_connections_with(self, addresses: Collection[IPv4Address]) -> list[str]:
+        """Close this machine's TCP connections with these overlay addresses."""
+        return impostors.close_connections_with(addresses)
+
     def black_holes(self, pid: int) -> list[str]:
         """Return the other ends of EasyTier's TCP connections that lose full packets."""
         return stale.black_holes(pid)
@@ -165,10 +175,20 @@ class ThisMachine:
     # Other machines
 
     async def echo(
-        self, source: IPv4Address, target: IPv4Address, timeout_s: float, *, device: str | None, payload_bytes: int
+        self,
+        source: IPv4Address,
+        target: IPv4Address,
+        timeout_s: float,
+        *,
+        device: str | None,
+        payload_bytes: int,
+        identity: Identity | None,
     ) -> Echo | None:
-        """Ask another node for an echo. None: no answer came in time."""
-        return await echo.ask(source, target, timeout_s, device=device, payload_bytes=payload_bytes)
+        """Ask another node for an echo, which ``identity`` has to prove. None: no answer came in time."""
+        challenge = None if identity is None else Challenge(self._asker, identity)
+        return await echo.ask(
+            source, target, timeout_s, device=device, payload_bytes=payload_bytes, challenge=challenge
+        )
 
     def traffic(self, network: IPv4Network, easytier_pid: int | None) -> Traffic:
         """Return what the kernel knows of the other nodes by their TCP connections."""
