@@ -244,7 +244,7 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
     ],
 )
 def test_who_is_asked_and_what_is_said(own: Seen, changes: dict[str, Any], does: Do | None, reason: str | None) -> None:
-    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, None, own), **changes)
+    inputs = replace(Inputs(SPEC, True, TARGETS, False, 0, 0, None, {}, own), **changes)
     decision = node().peers.plan(inputs, 100.0)
     assert (decision.does, decision.says[-1].reason if decision.says else None) == (does, reason)
 
@@ -665,3 +665,69 @@ async def test_connections_with_an_impostor_are_closed_for_as_long_as_it_is_one(
     closed = len(network.closed)
     await network.run(20)
     assert len(network.closed) == closed
+
+
+@pytest.mark.parametrize("evidence", ["it answers without a proof", "only its connections are heard"])
+async def test_a_head_that_is_heard_and_does_not_prove_itself_is_told_with_the_time_since_when(evidence: str) -> None:
+    """Once the registry's word is against it for that time, it is somebody else."""
+    network = proving()
+    await network.until("Reachable", 1)
+    begun_s = network.clock.monotonic_s()
+    network.proofs[HEADS] = Proof.UNPROVEN
+    if evidence == "only its connections are heard":
+        network.alive.remove(CLOUD)
+        network.traffic = Traffic({CLOUD: 1.0}, sockets={CLOUD: frozenset({7})})
+    await network.run(70)
+    since_s = network.board.facts.unproven["cloud"]
+    assert begun_s - 1 <= since_s <= begun_s + 12
+    assert network.board.facts.impostors == frozenset()
+    give(network.board, disowned={"cloud": since_s - 1})
+    await network.run(10)
+    assert network.board.facts.impostors == frozenset(), "that was another time"
+    give(network.board, disowned={"cloud": since_s})
+    await network.run(10)
+    assert network.board.facts.impostors == {CLOUD}
+    assert network.reason == "PeerNotWhoItSays"
+    network.alive, network.proofs[HEADS] = {RELAY, CLOUD}, Proof.PROVEN
+    await network.until("Reachable", 8)
+    assert network.board.facts.unproven == {}
+    await network.run(20)
+    assert network.board.facts.impostors == frozenset(), "a word that was heard does not count twice"
+
+
+async def test_an_outage_is_no_time_without_a_proof() -> None:
+    """What is heard first after it need not be the echo."""
+    network = proving()
+    await network.until("Reachable", 1)
+    network.alive = set()
+    network.traffic = Traffic({CLOUD: 5.0})
+    await network.run(4)
+    network.traffic = Traffic({CLOUD: 90.0})
+    await network.run(90)
+    assert network.board.facts.unproven == {}
+    network.traffic = Traffic({CLOUD: 0.1})
+    await network.run(2)
+    since_s = network.board.facts.unproven.get("cloud", float("inf"))
+    assert since_s >= network.clock.monotonic_s() - 7
+
+
+async def test_who_is_heard_and_silent_for_long_is_waited_for_longer() -> None:
+    """A full queue on LTE takes seconds, and looks like that."""
+    network = proving()
+    await network.until("Reachable", 1)
+    network.alive.remove(CLOUD)
+    network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({7})})
+    await network.run(55)
+    assert network.asked[-1][2] == 5.0
+
+
+async def test_a_new_connection_with_the_head_has_it_asked_at_once() -> None:
+    """Who took its address is connected to within a second. What is heard there would put off the question."""
+    network = proving()
+    network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({7})})
+    await network.run(20)
+    network.proofs[HEADS] = Proof.WRONG
+    await network.run(20)
+    assert network.reason == "Reachable", "it is heard, and not asked"
+    network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({8})})
+    assert await network.until("PeerNotWhoItSays", 3) <= 3

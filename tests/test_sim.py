@@ -75,6 +75,22 @@ async def test_a_member_that_takes_the_heads_address_is_kept_out(sim: Sim) -> No
 
 
 @story
+async def test_a_member_that_takes_the_heads_address_and_proves_nothing_is_found_by_the_registrys_word(
+    sim: Sim,
+) -> None:
+    """The head tells the registry meanwhile that its echo is up."""
+    _, head, edge, thief = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
+    thief.machine.is_older = True
+    sim.world.stolen[str(head.machine.overlay_ip)] = thief.machine
+    await sim.passes(60)
+    assert edge.has("PeersReachable", "Reachable")()
+    await sim.until(edge.has("PeersReachable", "PeerNotWhoItSays"), within_s=30)
+    sim.world.stolen.clear()
+    await all_ready(sim, boxes)
+    assert of_overlay_and_ray(edge) == ["+easytier", "+raylet"]
+
+
+@story
 async def test_the_heads_daemon_and_its_echo_are_away_and_nobody_is_kept_out(sim: Sim) -> None:
     """Killed for two minutes, its responder too: no proof comes, and that is no wrong one."""
     _, head, edge = boxes = await ready(sim, "cloud", "edge-1")

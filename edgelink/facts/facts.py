@@ -58,6 +58,10 @@ class Facts:
             seconds on the monotonic clock.
         silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
         proven: hostname of each node whose last answer over the overlay proved who it is.
+        unproven: hostname of each node that can prove who it is, is heard, and does not prove it; and since when that
+            is so, in seconds on the monotonic clock.
+        disowned: hostname of each node that told the registry meanwhile that its echo is up; and since when it is
+            unproven.
         impostors: overlay addresses where somebody else than the holder has answered, and the holder not since.
         peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
         nobody_answers: none of the nodes whose silence counts answers over the overlay. Derived.
@@ -119,6 +123,8 @@ class Facts:
     answering: Mapping[str, float] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
     proven: frozenset[str] = frozenset()
+    unproven: Mapping[str, float] = field(default_factory=dict)
+    disowned: Mapping[str, float] = field(default_factory=dict)
     impostors: frozenset[IPv4Address] = frozenset()
     peers_connected: bool = False
     nobody_answers: bool = False

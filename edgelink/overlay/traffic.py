@@ -24,11 +24,17 @@ class Traffic:
         heard_s: by overlay address, seconds since its last acknowledgement or data on any connection.
         stuck: overlay addresses with a connection on which what was sent is sent again, unacknowledged.
         uplink_is_stuck: whether a connection of EasyTier's own is.
+        sockets: by overlay address, the inodes of this machine's ends of the connections with it.
     """
 
     heard_s: Mapping[IPv4Address, float] = field(default_factory=dict)
     stuck: frozenset[IPv4Address] = frozenset()
     uplink_is_stuck: bool = False
+    sockets: Mapping[IPv4Address, frozenset[int]] = field(default_factory=dict)
+
+    def has_new(self, address: IPv4Address, before: Traffic) -> bool:
+        """Whether there is a connection with this address that was not there before."""
+        return not self.sockets.get(address, frozenset()) <= before.sockets.get(address, frozenset())
 
 
 def look(network: IPv4Network, easytier_pid: int | None) -> Traffic:
@@ -38,6 +44,7 @@ def look(network: IPv4Network, easytier_pid: int | None) -> Traffic:
     """
     heard_s: dict[IPv4Address, float] = {}
     stuck: set[IPv4Address] = set()
+    sockets: dict[IPv4Address, frozenset[int]] = {}
     uplink_is_stuck = False
     try:
         easytiers = socket_inodes(easytier_pid) if easytier_pid is not None else set()
@@ -52,8 +59,9 @@ def look(network: IPv4Network, easytier_pid: int | None) -> Traffic:
                     since_s = min(info["tcpi_last_ack_recv"], info["tcpi_last_data_recv"]) / 1000
                     heard_s[other] = min(since_s, heard_s.get(other, since_s))
                     stuck |= {other} if is_stuck else set()
+                    sockets[other] = sockets.get(other, frozenset()) | {found["idiag_inode"]}
                 elif is_stuck and found["idiag_inode"] in easytiers:
                     uplink_is_stuck = True
     except (OSError, NetlinkError):
         return Traffic()
-    return Traffic(heard_s, frozenset(stuck), uplink_is_stuck)
+    return Traffic(heard_s, frozenset(stuck), uplink_is_stuck, sockets)

@@ -49,6 +49,20 @@ class Claim(Bounded):
     runs_overlay: bool = Field(False, description="its own EasyTier has the node's address already")
 
 
+class EchoUp(Bounded):
+    """Whether this node is there and says that its echo is up: it answers us, and proves nothing."""
+
+    kind: Literal["echo-up"] = "echo-up"
+    of: NodeId = Field(description="the node that is asked about")
+
+
+class EchoWord(Bounded):
+    """What the node that was asked about says of its echo, in its present session."""
+
+    kind: Literal["echo-word"] = "echo-word"
+    is_up: bool = Field(description="false also where it is not there")
+
+
 class Verdict(Bounded):
     """On a claim. ``wait``: it is not known yet; claim again after ``again_s``."""
 
@@ -87,19 +101,26 @@ class Refused(Bounded):
     error_hint: CutText = ""
 
 
+_KINDS = {"renew", "claim", "echo-up", "again", "done", "verdict", "echo-word", "speak", "refused"}
+
+
 def _kind_of(part: Any) -> str:
     kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-    return kind if kind in ("renew", "claim", "again", "done", "verdict", "speak", "refused") else "unknown"
+    return kind if kind in _KINDS else "unknown"
 
 
 Question = Annotated[
-    Annotated[Renew, Tag("renew")] | Annotated[Claim, Tag("claim")] | Annotated[Unknown, Tag("unknown")],
+    Annotated[Renew, Tag("renew")]
+    | Annotated[Claim, Tag("claim")]
+    | Annotated[EchoUp, Tag("echo-up")]
+    | Annotated[Unknown, Tag("unknown")],
     Discriminator(_kind_of),
 ]
 Answer = Annotated[
     Annotated[Again, Tag("again")]
     | Annotated[Done, Tag("done")]
     | Annotated[Verdict, Tag("verdict")]
+    | Annotated[EchoWord, Tag("echo-word")]
     | Annotated[Speak, Tag("speak")]
     | Annotated[Refused, Tag("refused")]
     | Annotated[Unknown, Tag("unknown")],

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import ECHO_ANSWERED
+from edgelink.conditions import Status
 from edgelink.errors import EdgelinkError, RegistryUnavailableError, UntrustedError, first_error
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
@@ -37,7 +39,7 @@ from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.renewals import Renewals
 from edgelink.registry.reports import Reports
 from edgelink.registry.request_desk import Answered, RequestDesk
-from edgelink.registry.requests import Claim, Done, NodeRequest, Renew, Speak
+from edgelink.registry.requests import Claim, Done, EchoUp, EchoWord, NodeRequest, Renew, Speak
 from edgelink.registry.rotation_driver import RotationDriver
 from edgelink.registry.rotations import Revoked, RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
@@ -126,7 +128,7 @@ class RegistryService:
             self._topics,
             self.refusals,
             clock,
-            handlers={"renew": self._renew, "claim": self._judge},
+            handlers={"renew": self._renew, "claim": self._judge, "echo-up": self._echo_up},
         )
         self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status, is_listed=is_listed)
         self._outbox = outbox
@@ -356,6 +358,13 @@ class RegistryService:
     def _judge(self, lease: Lease, request: NodeRequest) -> Answered:
         assert isinstance(request.ask, Claim)
         return Answered(self.claims.decide(lease, request.ask))
+
+    def _echo_up(self, _lease: Lease, request: NodeRequest) -> Answered:
+        assert isinstance(request.ask, EchoUp)
+        status = self.statuses.get(request.ask.of)
+        says = status.conditions if status is not None and status.online else ()
+        is_up = any(said.type == ECHO_ANSWERED.name and said.status is Status.TRUE for said in says)
+        return Answered(EchoWord(is_up=is_up))
 
     def _renew(self, lease: Lease, request: NodeRequest) -> Answered:
         """The broker learns of the new password once the node knows that it counts: the node is put off by that."""

@@ -36,6 +36,7 @@ from edgelink.registry.payloads import Role
 from edgelink.registry.tls import client_context
 from edgelink.roles.admission import Claimant
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.doubts import Doubts
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
@@ -224,6 +225,7 @@ class Member(Daemon):
             SessionTeller(self.board),
             RelayFollower(self.board, self.store),
             claimant,
+            Doubts(board=self.board, channel=channel, clock=self.clock),
             leases,
             self.renewal,
             self._secret_epochs,

@@ -44,6 +44,9 @@ _REFRESH = 6  # periods after which a node is asked although it was heard: round
 _KEEN_S = 3.0  # an uplink that has changed is judged by answers after 2.5 s, on a metered one as well
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
+_FULL_QUEUE_S = 30.0
+_FULL_QUEUE_PATIENCE_S = 5.0
+_OTHERWISE_S = 10.0  # longer than between two questions, or two looks at the kernel, of who answers
 
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
 
@@ -92,6 +95,8 @@ class Known:
     identity: Identity | None = None  # whose answer counts as its own
     proof: Proof = Proof.UNPROVEN  # of the last answer; somebody else is one until a right answer comes
     unproven: int = 0  # answers since the last one that proved who it is
+    otherwise_s: float | None = None  # when it was heard last without the proof that is wanted
+    otherwise_since_s: float | None = None  # since when that is so, without a pause
     echo: Echo | None = None
     clock: PeerClock = field(default_factory=PeerClock, compare=False)
 
@@ -114,17 +119,28 @@ class Known:
         known = replace(self, silences=self.silences + 1, silent_since_s=since_s)
         return replace(known, answering_since_s=None) if known.is_silent else known
 
-    def judged(self, proof: Proof) -> Known:
+    def judged(self, proof: Proof, at_s: float) -> Known:
         if proof is Proof.PROVEN:
-            return replace(self, proof=proof, unproven=0)
+            return replace(self, proof=proof, unproven=0, otherwise_s=None, otherwise_since_s=None)
         is_wrong = Proof.WRONG in (proof, self.proof)
-        return replace(self, proof=Proof.WRONG if is_wrong else Proof.UNPROVEN, unproven=self.unproven + 1)
+        judged = replace(self, proof=Proof.WRONG if is_wrong else Proof.UNPROVEN, unproven=self.unproven + 1)
+        return judged.heard_otherwise(at_s)
+
+    def heard_otherwise(self, at_s: float) -> Known:
+        """It was heard at ``at_s``, and its proof is still missing."""
+        since_s = self.otherwise_since_s if self.is_heard_otherwise(at_s) else at_s
+        return replace(self, otherwise_s=max(at_s, self.otherwise_s or at_s), otherwise_since_s=since_s)
+
+    def is_heard_otherwise(self, at_s: float) -> bool:
+        """Whether it was heard without its proof a moment before ``at_s``. An outage ends that."""
+        return self.otherwise_s is not None and at_s - self.otherwise_s <= _OTHERWISE_S
 
 
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
 ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
 SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
 PROVEN: Final[Fact[frozenset[str]]] = Fact("proven")
+UNPROVEN: Final[Fact[Mapping[str, float]]] = Fact("unproven")
 IMPOSTORS: Final[Fact[frozenset[IPv4Address]]] = Fact("impostors")
 
 
@@ -136,6 +152,7 @@ class Look(Action):
     is_metered: bool
     echo_wishes: int
     standstills: int
+    disowned: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def doubts(self) -> tuple[bool, int, int]:
@@ -184,6 +201,7 @@ class Seen:
         look: the last look. None: nobody is asked.
         looked_s: when that was, on the monotonic clock.
         due: who was due then, and is to be asked now.
+        traffic: what the kernel knew then.
         status: what the condition said before the last look or question.
         keen_until_s: until when a silent node is asked as often as on an uplink that is not metered.
         why: the likeliest cause of everybody's silence.
@@ -195,6 +213,7 @@ class Seen:
     look: Look | None = None
     looked_s: float = 0.0
     due: tuple[str, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
     status: Status = Status.UNKNOWN
     keen_until_s: float = 0.0
     why: Diagnosis | None = None
@@ -229,6 +248,15 @@ class Seen:
         """Where somebody else has answered, and the right node not since."""
         return frozenset(known.overlay_ip for known in self.known.values() if known.proof is Proof.WRONG)
 
+    def unproven(self, at_s: float) -> dict[str, float]:
+        """Who could prove itself, and has answered without a proof; since when it has done so without a pause."""
+        provers = frozenset[str]() if self.look is None else self.look.targets.provers
+        return {
+            name: known.otherwise_since_s
+            for name, known in self.known.items()
+            if name in provers and known.otherwise_since_s is not None and known.is_heard_otherwise(at_s)
+        }
+
     def with_addresses(self, names: list[str]) -> str:
         return ", ".join(f"{name} ({self.known[name].overlay_ip})" for name in names)
 
@@ -244,6 +272,7 @@ class Inputs:
     echo_wishes: int
     standstills: int
     broker_away: str | None
+    disowned: Mapping[str, float]
     own: Seen
 
 
@@ -273,6 +302,7 @@ class Peers(Part[Inputs, Do]):
         self._put_answering = board.claim(ANSWERING, self.name)
         self._put_silent = board.claim(SILENT, self.name)
         self._put_proven = board.claim(PROVEN, self.name)
+        self._put_unproven = board.claim(UNPROVEN, self.name)
         self._put_impostors = board.claim(IMPOSTORS, self.name)
         self._conditions = conditions
         self._clock = clock
@@ -320,7 +350,7 @@ class Peers(Part[Inputs, Do]):
         elif now.targets is None:
             told = is_unknown(self.condition, "DirectoryNotSeen", "the relay has not told yet who is in the network")
         else:
-            look = Look(now.targets, now.is_metered, now.echo_wishes, now.standstills)
+            look = Look(now.targets, now.is_metered, now.echo_wishes, now.standstills, now.disowned)
             return self._plan(now, look, spec.overlay_ip.ip, at_s)
         return Decision((told,), None if own == Seen() else Forget())
 
@@ -358,6 +388,7 @@ class Peers(Part[Inputs, Do]):
         self._put_answering(own.answering)
         self._put_silent(own.silent)
         self._put_proven(own.proven)
+        self._put_unproven(own.unproven(self._clock.monotonic_s()))
         self._put_impostors(own.impostors)
 
     async def _look(self, look: Look) -> None:
@@ -367,7 +398,7 @@ class Peers(Part[Inputs, Do]):
         for name, before in own.known.items():
             new = nodes.get(name)
             if new is not None and new.is_same(before):  # else it is somebody new
-                nodes[name] = before
+                nodes[name] = _disowned(name, before, look)
         status = self._conditions.get(self.condition).status
         self._know(replace(own, known=nodes, look=look, status=status))
         if own.look is not None and own.look.doubts != look.doubts:
@@ -377,8 +408,11 @@ class Peers(Part[Inputs, Do]):
                 _log.warning("overlay.impostors_connection_closed", other_end=closed)
         traffic = await self._look_at_traffic()
         nodes = {name: _taken_in(name, known, traffic, look, at_s) for name, known in self.own.known.items()}
+        for name in look.targets.provers & nodes.keys():
+            if traffic.has_new(nodes[name].overlay_ip, self.own.traffic):  # with whom?
+                nodes[name] = replace(nodes[name], due_s=at_s)
         due = tuple(name for name, known in nodes.items() if known.due_s <= at_s)
-        self._know(replace(self.own, known=nodes, looked_s=at_s, due=due))
+        self._know(replace(self.own, known=nodes, looked_s=at_s, due=due, traffic=traffic))
 
     async def _ask_all(self, names: tuple[str, ...], own_ip: IPv4Address) -> None:
         own, asked_s = self.own, self._clock.monotonic_s()
@@ -388,7 +422,7 @@ class Peers(Part[Inputs, Do]):
         self.own = replace(own, due=(), status=self._conditions.get(self.condition).status)
         everyone = [own.known[name] for name in names]
         answers = await asyncio.gather(
-            *(self._ask(own_ip, known.overlay_ip, _patience_s(known), known.identity) for known in everyone)
+            *(self._ask(own_ip, each.overlay_ip, _patience_s(each, asked_s), each.identity) for each in everyone)
         )
         at_s, known = self._clock.monotonic_s(), dict(self.own.known)
         for name, echo in zip(names, answers, strict=True):
@@ -398,7 +432,7 @@ class Peers(Part[Inputs, Do]):
                 silent = known[name].not_heard(asked_s)
                 known[name] = replace(silent, due_s=at_s + self._again_s(silent, own.look, name))
             else:
-                heard = replace(known[name].heard(asked_s).judged(echo.proof), echo=echo, skipped=0)
+                heard = replace(known[name].heard(asked_s).judged(echo.proof, asked_s), echo=echo, skipped=0)
                 if heard.proof is not Proof.WRONG:
                     heard.clock.note(echo)
                 known[name] = replace(heard, due_s=at_s + self._after_s(heard, own.look, name))
@@ -425,9 +459,9 @@ class Peers(Part[Inputs, Do]):
 
 def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float) -> Known:
     """Put off the question to a node that was heard anyway, and ask at once where a connection hangs."""
-    if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
-        return known
     heard_s = traffic.heard_s.get(known.overlay_ip)
+    if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
+        return known if heard_s is None else known.heard_otherwise(at_s - heard_s)
     period_s = look.period_s(name)
     if known.overlay_ip in traffic.stuck or (traffic.uplink_is_stuck and name in look.targets.counted):
         return replace(known, due_s=at_s)
@@ -435,6 +469,12 @@ def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float
         heard = known.heard(at_s - heard_s)
         return replace(heard, due_s=at_s - heard_s + period_s, skipped=known.skipped + 1)
     return known
+
+
+def _disowned(name: str, known: Known, look: Look) -> Known:
+    """Whom the registry's word is against, as of the time for which it is, is somebody else."""
+    since_s = look.disowned.get(name)
+    return known if since_s is None or since_s != known.otherwise_since_s else replace(known, proof=Proof.WRONG)
 
 
 def _lacks_proof(known: Known, look: Look, name: str) -> bool:
@@ -525,8 +565,13 @@ def _unreachable(own: Seen, targets: Targets, silent: list[str]) -> Said:
     return is_not_so(PEERS_REACHABLE.name, reason, f"no answer over the overlay from {names}; {hint}")
 
 
-def _patience_s(known: Known) -> float:
-    """How long an answer is waited for: where answers were quick, silence is known sooner."""
+def _patience_s(known: Known, at_s: float) -> float:
+    """How long an answer is waited for: where answers were quick, silence is known sooner.
+
+    Who is heard otherwise for long may be behind a full queue, and is waited for before its silence counts against it.
+    """
+    if known.is_heard_otherwise(at_s) and at_s - (known.otherwise_since_s or at_s) > _FULL_QUEUE_S:
+        return _FULL_QUEUE_PATIENCE_S
     if known.answered_s is None and known.silences < _EAGER_TRIES:
         return _EAGER_PATIENCE_S
     slowest_ms = known.echo.rtt_ms if known.echo is not None else _PATIENCE_S * 1000
