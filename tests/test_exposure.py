@@ -95,9 +95,7 @@ REVOKED = frozenset({IPv4Address("10.10.0.9")})
 USABLE = frozenset({IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2")})
 
 REVOKED_DROPPED = OverlayRules(revoked=REVOKED)
-IN_PLACE = Inputs(
-    frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True)
-)
+IN_PLACE = Inputs(frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
 
 
 @pytest.mark.parametrize(

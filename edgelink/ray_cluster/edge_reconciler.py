@@ -95,7 +95,10 @@ class RayEdgeReconciler(RayReconciler):
             record = None
         if record is None and not self._overlay_ready():
             await self.ray.helper.get_ready(tools, token_auth=spec.token_auth)
-            return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and head and relay answer")
+            return self._wait(
+                "WaitingForOverlay",
+                "Ray starts once the overlay is up, head and relay answer, and the head proves who it is",
+            )
         if record is None and (pause_s := self._pause_s()) > 0:
             return pause_s
         if record is not None and record is self._verified:

@@ -119,12 +119,11 @@ class Known:
         known = replace(self, silences=self.silences + 1, silent_since_s=since_s)
         return replace(known, answering_since_s=None) if known.is_silent else known
 
-    def judged(self, proof: Proof, at_s: float) -> Known:
+    def judged(self, proof: Proof) -> Known:
         if proof is Proof.PROVEN:
             return replace(self, proof=proof, unproven=0, otherwise_s=None, otherwise_since_s=None)
         is_wrong = Proof.WRONG in (proof, self.proof)
-        judged = replace(self, proof=Proof.WRONG if is_wrong else Proof.UNPROVEN, unproven=self.unproven + 1)
-        return judged.heard_otherwise(at_s)
+        return replace(self, proof=Proof.WRONG if is_wrong else Proof.UNPROVEN, unproven=self.unproven + 1)
 
     def heard_otherwise(self, at_s: float) -> Known:
         """It was heard at ``at_s``, and its proof is still missing."""
@@ -249,7 +248,7 @@ class Seen:
         return frozenset(known.overlay_ip for known in self.known.values() if known.proof is Proof.WRONG)
 
     def unproven(self, at_s: float) -> dict[str, float]:
-        """Who could prove itself, and has answered without a proof; since when it has done so without a pause."""
+        """Who could prove itself, is heard and does not; since when that is so without a pause."""
         provers = frozenset[str]() if self.look is None else self.look.targets.provers
         return {
             name: known.otherwise_since_s
@@ -432,7 +431,9 @@ class Peers(Part[Inputs, Do]):
                 silent = known[name].not_heard(asked_s)
                 known[name] = replace(silent, due_s=at_s + self._again_s(silent, own.look, name))
             else:
-                heard = replace(known[name].heard(asked_s).judged(echo.proof, asked_s), echo=echo, skipped=0)
+                heard = replace(known[name].heard(asked_s).judged(echo.proof), echo=echo, skipped=0)
+                if name in own.look.targets.provers and heard.proof is not Proof.PROVEN:
+                    heard = heard.heard_otherwise(asked_s)
                 if heard.proof is not Proof.WRONG:
                     heard.clock.note(echo)
                 known[name] = replace(heard, due_s=at_s + self._after_s(heard, own.look, name))
@@ -461,7 +462,8 @@ def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float
     """Put off the question to a node that was heard anyway, and ask at once where a connection hangs."""
     heard_s = traffic.heard_s.get(known.overlay_ip)
     if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
-        return known if heard_s is None else known.heard_otherwise(at_s - heard_s)
+        is_prover = name in look.targets.provers
+        return known.heard_otherwise(at_s - heard_s) if is_prover and heard_s is not None else known
     period_s = look.period_s(name)
     if known.overlay_ip in traffic.stuck or (traffic.uplink_is_stuck and name in look.targets.counted):
         return replace(known, due_s=at_s)

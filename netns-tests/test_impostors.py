@@ -1,0 +1,189 @@
+"""A member takes the head's overlay address: it gets no connection that it does not have already, and loses those.
+
+One lab serves all tests: relay, head and an edge with Ray, and the machine of a second edge, whose secret the thief
+has. The head's own uplink is cut meanwhile, so that what is for its address goes to the thief.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeLab
+from faults import cut, processes
+from intruder import Intruder
+from machines import brought_up_on, copy_disk, membership, records_in, revive, status_of, wait_for_condition, wait_until
+
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road
+from edgelink.overlay.config_file import instance_of
+
+EDGE, THIEF = "edge-1", "edge-2"
+HEAD_IP, EDGE_IP = "10.10.0.2", "10.10.0.3"
+GCS_PORT, RAYLET_PORT = 6379, 20001
+WRONG_WITHIN_S = 30.0  # EasyTier's own discovery of the other way is in it
+KEPT_AT_MOST_S = 90.0
+SOAK = os.environ.get("EDGELINK_SOAK") == "1"
+FAKE_HEAD = Path(__file__).with_name("fake_head.py")
+RESPONDER = "edgelink.overlay.echo_responder"
+_KNOCKS = f"""table inet knocks {{
+  chain in {{
+    type filter hook input priority 0;
+    ip saddr {EDGE_IP} tcp flags & (syn | ack) == syn counter
+  }}
+}}"""
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
+
+
+@pytest.fixture(scope="module")
+def stolen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stolen") / "state"
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab, stolen: Path) -> Road:
+    road = brought_up_on(make_shared_lab(), 2)
+    copy_disk(road.lab.host_path(THIEF, Paths().state), stolen)
+    road.lab.stop(THIEF)
+    return road
+
+
+@pytest.fixture
+def lab(road: Road) -> Iterator[Lab]:
+    """Each test begins and ends with head and edge Ready."""
+    revive(road, (RELAY, CLOUD, EDGE))
+    yield road.lab
+    revive(road, (RELAY, CLOUD, EDGE))
+
+
+class FakeHead:
+    """The thief: EasyTier with the head's address, open ports, and its own node's echo, or none."""
+
+    def __init__(self, lab: Lab, stolen: Path, directory: Path, *, echoes: bool) -> None:
+        self._lab = lab
+        self._log = directory / "fake_head.log"
+        self._head = cut(lab, CLOUD)
+        lab.exec(THIEF, ["nft", "-f", "-"], stdin=_KNOCKS, check=True)
+        self.began_s = time.time()
+        ports = [str(GCS_PORT), str(RAYLET_PORT)]
+        self._processes = [lab.popen(THIEF, [sys.executable, str(FAKE_HEAD), HEAD_IP, *ports], self._log)]
+        self._intruder = Intruder(lab, THIEF, stolen, as_ip=HEAD_IP)
+        if echoes:
+            lease = membership(lab, THIEF).lease
+            words = [HEAD_IP, "et0", "10.10.0.0/24", stolen / "node.key", instance_of(lease.network_id, lease.node_id)]
+            command = [sys.executable, "-m", RESPONDER, *map(str, words)]
+            self._processes.append(lab.popen(THIEF, command, directory / "echo.log"))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in records_in(self._log) if event["event"] == kind]
+
+    def knocks(self) -> int:
+        """How many connections the edge has wanted to open."""
+        told = self._lab.exec(THIEF, ["nft", "list", "table", "inet", "knocks"], capture=True, check=True).stdout
+        found = re.search(r"counter packets (\d+)", told)
+        assert found, told
+        return int(found[1])
+
+    def open_connections(self) -> int:
+        return len(self.events("accepted")) - len(self.events("ended"))
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(10)
+        self._intruder.end()
+        self._lab.exec(THIEF, ["nft", "delete", "table", "inet", "knocks"], capture=True)
+        self._head.mend()
+
+
+@pytest.fixture
+def thieves(lab: Lab, stolen: Path, tmp_path: Path) -> Iterator[Any]:
+    made: list[FakeHead] = []
+
+    def make(*, echoes: bool) -> FakeHead:
+        made.append(FakeHead(lab, stolen, tmp_path, echoes=echoes))
+        return made[-1]
+
+    yield make
+    for fake in made:
+        fake.end()
+
+
+def is_found(lab: Lab) -> bool:
+    return any(each["reason"] == "PeerNotWhoItSays" for each in status_of(lab, EDGE)["conditions"])
+
+
+def test_a_ray_that_starts_says_nothing_to_a_fake_head(lab: Lab, thieves: Any) -> None:
+    lab.stop(EDGE)
+    fake = thieves(echoes=True)
+    lab.start(EDGE)
+    wait_for_condition(lab, EDGE, "PeersReachable", "PeerNotWhoItSays")
+    time.sleep(20)  # in which Ray would have started
+    assert fake.knocks() == 0
+    assert fake.events("accepted") == []
+    _, ray = wait_for_condition(lab, EDGE, "RayJoined", "WaitingForOverlay")
+    print(ray["message"])
+
+
+@pytest.mark.parametrize("echoes", [True, pytest.param(False, marks=pytest.mark.long)], ids=["own key", "no echo"])
+def test_a_running_ray_gives_a_fake_head_nothing_more(lab: Lab, thieves: Any, *, echoes: bool) -> None:
+    fake = thieves(echoes=echoes)
+    wait_until("it is found", lambda: is_found(lab), KEPT_AT_MOST_S + WRONG_WITHIN_S)
+    found_s = time.time()
+    first = min((event["at_s"] for event in fake.events("accepted")), default=found_s)
+    tokens = [event["at_s"] - fake.began_s for event in fake.events("heard") if event["has_token"]]
+    print(f"found {found_s - fake.began_s:.1f} s after it began, {found_s - first:.1f} s after the first connection")
+    print(f"{len(fake.events('accepted'))} connections, token after {tokens[:1]}")
+    wait_until("its connections end", lambda: fake.open_connections() == 0 or None, 10)
+    knocks = fake.knocks()
+    time.sleep(30)  # in which Ray tries again and again
+    assert fake.knocks() == knocks
+    assert found_s - first <= (WRONG_WITHIN_S if echoes else KEPT_AT_MOST_S)
+
+
+OUTAGES = {
+    "an outage": 60.0,
+    "the head's daemon is dead": 120.0,
+    "the head's daemon and its echo are dead": 120.0,
+    "the head's daemon stands still": 30.0,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", OUTAGES)
+@pytest.mark.timeout(3000)
+def test_who_is_away_is_no_impostor(lab: Lab, road: Road, what: str) -> None:
+    """Nobody is kept out at any moment, and Ray goes on."""
+    before = lab.daemon_log(EDGE).read_text().count("PeerNotWhoItSays")
+    raylet = processes(lab, EDGE)["raylet"]
+    for _ in range(10 if SOAK else 1):
+        if what == "an outage":
+            with cut(lab, EDGE):
+                time.sleep(OUTAGES[what])
+        elif what == "the head's daemon stands still":
+            head = lab.daemon(CLOUD)
+            assert head is not None
+            os.kill(head.pid, signal.SIGSTOP)
+            time.sleep(OUTAGES[what])
+            os.kill(head.pid, signal.SIGCONT)
+        else:
+            lab.kill(CLOUD)
+            if "echo" in what:
+                responder = json.loads((lab.host_path(CLOUD, Paths().processes) / "echo.json").read_text())["pid"]
+                os.kill(responder, signal.SIGKILL)
+            time.sleep(OUTAGES[what])
+            lab.start(CLOUD)
+        for node in (CLOUD, EDGE):
+            road.wait_ready(node)
+    assert lab.daemon_log(EDGE).read_text().count("PeerNotWhoItSays") == before
+    assert processes(lab, EDGE)["raylet"] == raylet
