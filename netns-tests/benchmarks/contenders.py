@@ -26,6 +26,7 @@ from edgelink.lab.road import Road
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.process import procfs
 
+_SETTLES_S = 3.0  # what was frozen catches up first, and EdgeLink asks everybody: that is the freezing's own cost
 _OBSERVER = Path(__file__).with_name("observer.py")
 EDGE = "edge-1"
 
@@ -193,6 +194,7 @@ class Pair:
         """Each contender while the other one rests."""
         for contender, other in (self.both, self.both[::-1]):
             with other.resting():
+                time.sleep(_SETTLES_S)
                 yield contender
 
 
