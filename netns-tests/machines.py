@@ -108,7 +108,7 @@ def records_in(file: Path) -> list[dict[str, Any]]:
 
 _SEND = """
 import socket, sys, time
-with socket.create_connection((sys.argv[1], 7000), 10) as connection:
+with socket.create_connection((sys.argv[1], 47000), 10) as connection:
     connection.settimeout(60)
     started_s = time.monotonic()
     connection.sendall(bytes(int(sys.argv[2])))
@@ -118,7 +118,7 @@ with socket.create_connection((sys.argv[1], 7000), 10) as connection:
 """
 _TAKE = """
 import socket
-with socket.create_server(("0.0.0.0", 7000)) as server:
+with socket.create_server(("0.0.0.0", 47000)) as server:
     print("listening", flush=True)
     connection, _ = server.accept()
     while connection.recv(65536):

@@ -41,7 +41,7 @@ from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.ways import Ways
 from edgelink.process import Identity, Launcher, ProcessSpec, SupervisedProcess
-from edgelink.process.ports import Connection
+from edgelink.process.ports import Accepted, Connection
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.node import RayNode
@@ -50,6 +50,7 @@ from edgelink.registry.broker import Broker
 from edgelink.registry.dynamic_security import ADMIN, fingerprint
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.transport import KEEPALIVE_S, Login, Message, MqttTransport, Session
+from edgelink.roles.inside import SeenPorts
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.memory_transport import MemoryBroker, MemorySession, MemoryTransport
 from edgelink.testing.overlay import FakeLinks
@@ -176,6 +177,7 @@ class Machine(ThisMachine):
         self.history: list[str] = []
         self.firewall: dict[str, str] = {}  # nftables' tables by name
         self.workers: list[str] = []
+        self.in_use: list[Accepted] = []  # what others are connected to over the overlay
         self.waiting: list[Program] = []  # for a question of the daemon's
         self.memory = MemoryBroker({ADMIN: ADMIN_PASSWORD})  # its broker, where it has one
         self.memory.is_up = False
@@ -305,6 +307,12 @@ class Machine(ThisMachine):
 
     def held_tun(self, pid: int) -> str:
         return "et0" if self.device.state.exists else ""
+
+    def ports(self) -> SeenPorts:
+        return SeenPorts(frozenset({22}), ((32768, 60999),))
+
+    def accepted(self, local: IPv4Address) -> list[Accepted]:
+        return self.in_use
 
     def connections(self, pid: int) -> list[Connection]:
         return []

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 
 import pytest
+import registry_world
 from overlay_world import SPEC
 
 from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
 from edgelink.errors import MissingDependencyError
 from edgelink.facts.part import Action
+from edgelink.files import AT_ONCE
 from edgelink.overlay.nft import Applied, FirewallError, Table
 from edgelink.overlay.nft_watch import NftWatch, tables_in
+from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.roles.exposure import Exposure, Inputs, Keep, Seen, SetRules
+from edgelink.process.ports import Accepted
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Role
+from edgelink.roles.exposure import Exposure, Inputs, Keep, LookAtPorts, Seen, SetRules
+from edgelink.roles.inside import LeftOpenPorts, SeenPorts
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 
 RAY, RPC = "edgelink", "edgelink_easytier"
+NOWHERE = Path("/nonexistent/edgelink")
+PEER = IPv4Address("10.10.0.4")
+JUPYTERS, RAYS = Accepted(8888, "jupyter-lab", PEER), Accepted(20001, "raylet", PEER)
 
 
 class Kernel:
@@ -59,12 +71,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 class World:
     """A node with both tables."""
 
-    def __init__(self, config: Config, *, has_ray: bool = True) -> None:
+    def __init__(self, config: Config, directory: Path = NOWHERE, *, has_ray: bool = True) -> None:
+        self.seen, self.in_use = SeenPorts(frozenset({22}), ((32768, 60999),)), [JUPYTERS, RAYS]
         self.clock = FakeClock()
         self.watch = NftWatch()
         self.conditions = ConditionSet(self.clock, [], [Exposure.condition])
         self.board = board_with()
-        self.exposure = Exposure(self.board, config, self.set_rules, self.watch, self.clock)
+        left_open = LeftOpenPorts(directory / "left-open.json", AT_ONCE, self.clock)
+        self.exposure = Exposure(self.board, config, self.set_rules, self.watch, self, left_open, self.clock)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
         self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
         self.token_auth: bool | None = True
@@ -81,6 +95,13 @@ class World:
         await self.ray.apply()
         await self.look()
 
+    def ports(self) -> SeenPorts:
+        return self.seen
+
+    def accepted(self, local: IPv4Address) -> list[Accepted]:
+        assert local in IPv4Network("10.10.0.0/24")
+        return self.in_use
+
     def set_rules(self, rules: OverlayRules) -> None:
         self.rules = rules
 
@@ -95,7 +116,16 @@ REVOKED = frozenset({IPv4Address("10.10.0.9")})
 USABLE = frozenset({IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2")})
 
 REVOKED_DROPPED = OverlayRules(revoked=REVOKED)
-IN_PLACE = Inputs(frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, looked_for=0, at_s=999.0, is_wanted=True))
+IN_PLACE = Inputs(
+    revoked_ips=frozenset(),
+    usable_ips=None,
+    impostors=frozenset(),
+    running=None,
+    directory=None,
+    openings=frozenset(),
+    overlay_spec=None,
+    own=Seen(rules=NO_RULES, looked_for=0, at_s=999.0, ports_at_s=999.0, is_wanted=True),
+)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +133,8 @@ IN_PLACE = Inputs(frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, loo
     [
         (IN_PLACE, None),
         (replace(IN_PLACE, own=Seen()), SetRules(NO_RULES)),
-        (replace(IN_PLACE, own=Seen(rules=NO_RULES)), Keep(0)),
+        (replace(IN_PLACE, own=Seen(rules=NO_RULES)), LookAtPorts()),
+        (replace(IN_PLACE, own=Seen(rules=NO_RULES, ports_at_s=999.0)), Keep(0)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, changes=1)), Keep(1)),
         (replace(IN_PLACE, own=replace(IN_PLACE.own, at_s=998.0)), Keep(0)),
         (replace(IN_PLACE, revoked_ips=REVOKED), SetRules(REVOKED_DROPPED)),
@@ -122,6 +153,7 @@ IN_PLACE = Inputs(frozenset(), None, frozenset(), None, Seen(rules=NO_RULES, loo
         "all is in place",
         "a new daemon",
         "its rules are what they have to be",
+        "it has seen where the machine listens",
         "somebody has changed a table",
         "two seconds later",
         "a node is revoked",
@@ -369,3 +401,83 @@ def test_announcements_name_the_table() -> None:
     assert list(tables_in(data + message(deleted_table, b"edgelink_easytier"))) == ["edgelink", "edgelink_easytier"]
     assert list(tables_in(message(deleted_table, b"edgelink")[:12])) == []
     assert list(tables_in(b"\0" * 64)) == []
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Membership:
+    """A head's membership."""
+    world, key = registry_world.World(tmp_path), NodeKey.generate()
+    token = world.token(role=Role.HEAD)
+    return world.membership(key, token, world.enrol(key, token, "cloud", role=Role.HEAD))
+
+
+async def began(world: World, member: Membership) -> World:
+    """A daemon of that node has started."""
+    world.board.given(membership=member)
+    world.exposure.begin()
+    await world.start()
+    return world
+
+
+async def test_what_members_use_when_ports_are_first_closed_stays_open(
+    kernel: Kernel, head: Membership, tmp_path: Path
+) -> None:
+    """It is named with its program and who uses it, until the operator answers."""
+    world = await began(World(Config(), tmp_path), head)
+    assert Opening("tcp", 8888, 8888) in (world.rules.openings or ())
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "LeftOpen")
+    assert "tcp 8888 (jupyter-lab, used by 10.10.0.4)" in world.condition.message
+    assert "7 more day(s)" in world.condition.message
+    assert "20001" not in world.condition.message
+    for _ in range(8):
+        await world.clock.advance(86400)
+        await world.look()
+    assert world.condition.reason == "RulesInPlace"
+    assert Opening("tcp", 8888, 8888) not in (world.rules.openings or ())
+
+
+@pytest.mark.parametrize(("allowed", "is_open"), [([], False), ([8888], True)])
+async def test_the_operator_answers(
+    kernel: Kernel, head: Membership, tmp_path: Path, allowed: list[object], is_open: bool
+) -> None:
+    """Before the upgrade or after it; what is in use afterwards is not asked about again."""
+    answer = Config.model_validate({"firewall": {"overlay_allow": allowed}})
+    for first in (Config(), answer):
+        for config in (first, answer):
+            world = await began(World(config, tmp_path), head)
+        assert world.condition.reason == "RulesInPlace"
+        assert (Opening("tcp", 8888, 8888) in (world.rules.openings or ())) == is_open
+        world = await began(World(Config(), tmp_path), head)
+        assert world.condition.reason == "RulesInPlace"
+        assert Opening("tcp", 8888, 8888) not in (world.rules.openings or ())
+        (tmp_path / "left-open.json").unlink()
+
+
+async def test_what_access_rules_open_is_open_and_said(kernel: Kernel, head: Membership, tmp_path: Path) -> None:
+    """It is an answer, too."""
+    world = await began(World(Config(), tmp_path), head)
+    world.board.given(openings=frozenset({Opening("tcp", 8888, 8888, frozenset({PEER}))}))
+    await world.look()
+    assert world.condition.reason == "RulesInPlace"
+    assert "tcp/8888 from 10.10.0.4" in world.condition.message
+
+
+@pytest.mark.parametrize(
+    "values", [{"overlay": {"kind": "existing"}}, {"firewall": False}], ids=["not our overlay", "switched off"]
+)
+async def test_where_nothing_is_closed_nothing_is_asked(
+    kernel: Kernel, head: Membership, tmp_path: Path, values: dict[str, object]
+) -> None:
+    """What is not closed need not stay open."""
+    await began(World(Config.model_validate(values), tmp_path), head)
+    assert not (tmp_path / "left-open.json").exists()
+
+
+async def test_a_training_that_may_listen_anywhere_is_named(kernel: Kernel, head: Membership, tmp_path: Path) -> None:
+    """Ports that a tuned kernel deals are open on the overlay, whatever is closed elsewhere."""
+    config = Config.model_validate({"firewall": {"rendezvous_ports": ["1024-65535"]}})
+    world = World(config, tmp_path)
+    world.seen = SeenPorts(frozenset(), ((1024, 65535),))
+    await began(world, head)
+    assert world.condition.reason == "RendezvousOpen"
+    assert "1024-29399" in world.condition.message

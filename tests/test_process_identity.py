@@ -8,13 +8,14 @@ import socket
 import stat
 import subprocess
 import sys
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 from living import living
 
 from edgelink.process import identify, is_alive, marked_pids, marked_pids_of, output, procfs, usage
-from edgelink.process.ports import is_port_free, port_holder
+from edgelink.process.ports import accepted, is_port_free, port_holder, ports_of_root
 from edgelink.process.script import Script, script_of
 
 
@@ -188,3 +189,26 @@ def test_the_holder_of_a_port_is_named(protocol: str, kind: socket.SocketKind) -
         assert f"(pid {os.getpid()})" in port_holder(protocol, port)  # type: ignore[arg-type]
     assert is_port_free(protocol, "127.0.0.1", port)  # type: ignore[arg-type]
     assert port_holder(protocol, port) == "another process"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_who_is_connected_to_a_port_here_is_known(family: socket.AddressFamily) -> None:
+    """Also where the program listens by IPv6 for both. A connection that was made from here is not meant."""
+    loopback = IPv4Address("127.0.0.1")
+    address = ("", 0) if family is socket.AF_INET else ("::", 0)
+    with socket.create_server(address, family=family, dualstack_ipv6=family is socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        assert port not in {each.port for each in accepted(loopback)}
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+            found = {each.port: each for each in accepted(loopback)}
+            assert (found[port].remote, bool(found[port].name)) == (loopback, True)
+            assert client.getsockname()[1] not in found
+        assert port not in {each.port for each in accepted(IPv4Address("127.0.0.9"))}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="looks at the ports of root's programs")
+def test_the_ports_of_roots_programs_are_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        name = Path("/proc/self/comm").read_text().strip()
+        assert server.getsockname()[1] in ports_of_root({name, "sshd"})[name]
+        assert ports_of_root({"no such program"}) == {}

@@ -16,9 +16,10 @@ from edgelink.config import Config, RayConfig
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.process import ports
+from edgelink.process.port_ranges import listed, merged, within, without
 from edgelink.process.ports import Listener
 from edgelink.ray_cluster import command
-from edgelink.ray_cluster.firewall import listed, merged, ray_guard, within, without
+from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.rendezvous import TORCH_PORTS, closed_ranges, ephemeral_ranges, open_ranges, wanted_ranges
 
 REVOKED = IPv4Address("10.10.0.9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from registry_world import World
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
-from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.versions import Versions
@@ -201,14 +201,17 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     give(member.board, network=NetworkTold(revoked_ips=(other, own)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert guard.is_in_doubt
-    assert guard.table == rpc_guard(15888, "et0", OverlayRules(own_interface, frozenset({other})))
+    rules = exposure.own.rules
+    assert rules is not None
+    assert (rules.overlay_ip, rules.revoked) == (own_interface, {other})
+    assert guard.table == rpc_guard(15888, "et0", rules)
     guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(own, other)))
     await settle(exposure, member.board, member.conditions, member.clock)
     assert not guard.is_in_doubt
     give(member.board, network=NetworkTold(revoked_ips=()))
     await settle(exposure, member.board, member.conditions, member.clock)
-    assert guard.table == rpc_guard(15888, "et0", OverlayRules(own_interface))
+    assert guard.table == rpc_guard(15888, "et0", replace(rules, revoked=frozenset()))
 
 
 async def test_without_nf_tables_it_is_said_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,12 @@ SHIELDED = ConditionKind(
             "where a training's processes meet are open",
             "name what to close in `firewall.rendezvous_ports`, or set the sysctl back",
         ),
+        Reason(
+            "LeftOpen",
+            "members were connected to ports of this machine when it first closed, on the overlay, what is not "
+            "EdgeLink's; these ports stay open to all members for a week in which the daemon runs",
+            "name what is to stay open in `firewall.overlay_allow`; `[]` closes the rest at once",
+        ),
         Reason("TokenlessRay", "Ray before 2.52 knows no token: firewall only", "ray 2.52 or later on every node"),
     ),
 )

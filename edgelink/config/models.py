@@ -23,6 +23,7 @@ from pydantic import (
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.hosts import has_address_in_brackets
+from edgelink.config.overlay_allow import parse_allowed
 from edgelink.config.schemes import OVER_TCP, OVER_UDP
 from edgelink.duration import parse_duration_s
 
@@ -78,6 +79,19 @@ def _in_order(what: str) -> AfterValidator:
 
 
 PortRange = Annotated[tuple[Port, Port], BeforeValidator(_port_range), _in_order("port")]
+
+
+def _check_allowed(text: str) -> str:
+    parse_allowed(text)
+    return text
+
+
+# A port alone may be written as a number.
+AllowedPorts = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
+    AfterValidator(_check_allowed),
+]
 
 
 def _check_source(text: str) -> str:
@@ -362,6 +376,12 @@ class FirewallConfig(_Section):
         None,
         description="TCP ports where a training's processes meet, such as `[29500, 40000-49999]`, dropped likewise; "
         "default: 29400, 29500, and what of the kernel's `ip_local_port_range` lies in 32768-60999; `[]`: none",
+    )
+    overlay_allow: tuple[AllowedPorts, ...] | None = Field(
+        None,
+        description="ports of this node that members reach over the overlay beside EdgeLink's own, as `[8888, "
+        "8000-8099, udp/7447 from edge-1, 5432 from head]`; default: none, but for ports in use at an upgrade; "
+        "`[]`: none at all",
     )
 
 

@@ -129,6 +129,10 @@ class Paths:
         """
         return self.state / f"{daemon}.lock"
 
+    def left_open_of(self, daemon: str) -> Path:
+        """The ports that stay open on the overlay for now: relay and head may share a state directory."""
+        return self.state / f"{daemon}-left-open.json"
+
     @property
     def broker_admin_key(self) -> Path:
         """The registry's own password at the broker; where the broker's user cannot read it."""

@@ -16,7 +16,7 @@ _ABOUT_DROPPED = (
     "one of them, `ip route get ADDRESS` which rule or route leads to one; `nft list table inet edgelink_easytier` has "
     "all that was dropped in the last quarter of an hour"
 )
-_LIMITED = ("TokenlessRay", "RendezvousOpen", "SwitchedOff")  # somebody's choice; anything else is a fault
+_LIMITED = ("TokenlessRay", "RendezvousOpen", "SwitchedOff", "LeftOpen")  # somebody's choice; anything else is a fault
 
 
 def firewall_in_place(surroundings: Surroundings) -> Finding:

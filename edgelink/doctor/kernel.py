@@ -13,8 +13,8 @@ from edgelink.errors import MissingDependencyError
 from edgelink.overlay import preflight
 from edgelink.overlay.congestion import CONTROL
 from edgelink.process import procfs
-from edgelink.ray_cluster.firewall import listed as ranges_listed
-from edgelink.ray_cluster.firewall import merged, within, without
+from edgelink.process.port_ranges import listed as ranges_listed
+from edgelink.process.port_ranges import merged, within, without
 
 _FEWEST_FILES = 4096
 _FEWEST_PROCESSES = 512

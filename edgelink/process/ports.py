@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -25,6 +26,14 @@ class Connection(NamedTuple):
 
     local: IPv4Address
     local_port: int
+    remote: IPv4Address
+
+
+class Accepted(NamedTuple):
+    """A TCP connection that somebody has made to a port of this machine (IPv4). ``name``: the program that has it."""
+
+    port: int
+    name: str
     remote: IPv4Address
 
 
@@ -61,16 +70,77 @@ def listeners() -> list[Listener]:
                 address, _, port = fields[1].rpartition(":")
                 if fields[3] == _LISTEN["tcp"] and not loopback(address):
                     found.append((f"socket:[{fields[9]}]", int(port, 16), int(fields[7])))
-    links = {link for link, _, _ in found}
-    holders: dict[str, int] = {}
-    for pid in procfs.all_pids() if links else ():
-        for link in links & _open_files(pid):
-            holders.setdefault(link, pid)
+    holders = _holders(link for link, _, _ in found)
     return [
         Listener(port, pid, procfs.command_of(pid) if pid else "", uid)
         for link, port, uid in found
         for pid in [holders.get(link)]
     ]
+
+
+def ports_of_root(programs: Collection[str]) -> dict[str, frozenset[int]]:
+    """The TCP ports that root's programs of these names listen on, loopback included, by name."""
+    inodes: dict[int, str] = {}
+    for pid in procfs.all_pids():
+        name = procfs.command_of(pid)
+        if name in programs and _is_roots(pid):
+            inodes |= dict.fromkeys(socket_inodes(pid), name)
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for _, port, _, state, inode in _tcp_rows() if inodes else ():
+        if state == _LISTEN["tcp"] and inode in inodes:
+            found[inodes[inode]].add(port)
+    return {name: frozenset(ports) for name, ports in found.items()}
+
+
+def _is_roots(pid: int) -> bool:
+    with suppress(OSError):
+        return Path("/proc", str(pid)).stat().st_uid == 0
+    return False
+
+
+def accepted(local: IPv4Address) -> list[Accepted]:
+    """The established connections that others have made to ``local``."""
+    rows = list(_tcp_rows())
+    listening = {port for _, port, _, state, _ in rows if state == _LISTEN["tcp"]}
+    found = [
+        (port, remote, f"socket:[{inode}]")
+        for address, port, remote, state, inode in rows
+        if state == _ESTABLISHED and address == local and port in listening and remote is not None
+    ]
+    holders = _holders(link for _, _, link in found)
+    return [
+        Accepted(port, procfs.command_of(holders[link]) if link in holders else "", remote)
+        for port, remote, link in found
+    ]
+
+
+def _tcp_rows() -> Iterator[tuple[IPv4Address | None, int, IPv4Address | None, str, int]]:
+    """Local address and port, remote address, state, and inode of each TCP socket. None: an IPv6 address."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                local, _, port = fields[1].partition(":")
+                remote = fields[2].partition(":")[0]
+                yield _ipv4(local), int(port, 16), _ipv4(remote), fields[3], int(fields[9])
+
+
+def _ipv4(words: str) -> IPv4Address | None:
+    """An address of the kernel's table. An IPv6 socket shows its IPv4 connections as ``::ffff:a.b.c.d``."""
+    if len(words) == 8:
+        return IPv4Address(int(words, 16).to_bytes(4, sys.byteorder))
+    parts = [int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, 32, 8)]
+    return IPv6Address(b"".join(parts)).ipv4_mapped
+
+
+def _holders(links: Iterable[str]) -> dict[str, int]:
+    """A process that holds each of these open files, as far as it can be told."""
+    wanted = set(links)
+    holders: dict[str, int] = {}
+    for pid in procfs.all_pids() if wanted else ():
+        for link in wanted & _open_files(pid):
+            holders.setdefault(link, pid)
+    return holders
 
 
 def _is_loopback_v4(address: str) -> bool:

@@ -12,8 +12,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from edgelink.config import RayConfig
+from edgelink.process.port_ranges import merged
 from edgelink.ray_cluster.capabilities import RayCapabilities
-from edgelink.ray_cluster.firewall import merged
 from edgelink.ray_cluster.temp_dir import sessions_in
 
 RANK_LABEL = "edgelink.rank"
@@ -69,6 +69,13 @@ def listening_ports(config: RayConfig, *, is_head: bool, has_client: bool = Fals
     if is_head:
         keys = ["port", *keys, "dashboard_port", *(["client_server_port"] if has_client else [])]
     return {f"ray.{key}": getattr(config, key) for key in keys}
+
+
+def ports_for_members(config: RayConfig, *, is_head: bool) -> tuple[tuple[int, int], ...]:
+    """The ports, as ranges, that the Ray of this node needs for the others of its cluster; pure."""
+    single = {*listening_ports(config, is_head=is_head, has_client=is_head).values()}
+    single |= {*_METRICS_PORTS.values()} if is_head else set()
+    return merged([*((port, port) for port in single), (config.min_worker_port, config.max_worker_port)])
 
 
 def firewalled_ports(

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, collapse_addresses, ip_network
 
 from edgelink.overlay.nft import MARK, OPENING, Table
+from edgelink.process.port_ranges import Ranges, listed
 
 RAY_TABLE = "edgelink"
-Ranges = Iterable[tuple[int, int]]  # of ports: first and last
 
 
 def ray_guard(
@@ -55,41 +55,6 @@ def ray_guard(
 
 def _by(devices: Iterable[str]) -> str:
     return "iifname {{ {} }}".format(", ".join(f'"{device}"' for device in dict.fromkeys(devices)))
-
-
-def merged(ranges: Ranges) -> tuple[tuple[int, int], ...]:
-    """Without overlaps, which nft refuses; pure."""
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
-        else:
-            found.append((first, last))
-    return tuple(found)
-
-
-def without(ranges: Ranges, others: Ranges) -> tuple[tuple[int, int], ...]:
-    """``ranges`` but for what ``others`` cover; pure."""
-    left = list(merged(ranges))
-    for low, high in others:
-        left = [
-            part
-            for first, last in left
-            for part in ((first, min(last, low - 1)), (max(first, high + 1), last))
-            if part[0] <= part[1]
-        ]
-    return tuple(left)
-
-
-def within(ranges: Ranges, bounds: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """What of ``ranges`` lies in ``bounds``; pure."""
-    low, high = bounds
-    return tuple((max(first, low), min(last, high)) for first, last in merged(ranges) if first <= high and low <= last)
-
-
-def listed(ranges: Ranges) -> str:
-    """As people and nft write them; pure."""
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
 
 
 def _sorted_out(allow_from: Iterable[str]) -> tuple[list[IPv4Network | IPv6Network], list[str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgelink.config import Config
 from edgelink.log import get_logger
 from edgelink.process import ports
-from edgelink.ray_cluster.firewall import listed, merged, within, without
+from edgelink.process.port_ranges import Ranges, listed, merged, within, without
 
 TORCH_PORTS = (29400, 29500)  # torchrun's rendezvous, and MASTER_PORT where nobody sets it
 _PROC_SYS = Path("/proc/sys")
@@ -37,7 +37,12 @@ def open_ranges(config: Config, proc_sys: Path = _PROC_SYS) -> tuple[tuple[int, 
     """Where a training may listen, too, and what is not closed unless `firewall.rendezvous_ports` asks for it."""
     if config.firewall.rendezvous_ports is not None:
         return ()
-    return without(ephemeral_ranges(proc_sys), [_KERNELS_DEFAULT, *((port, port) for port in TORCH_PORTS)])
+    return beyond_default(ephemeral_ranges(proc_sys))
+
+
+def beyond_default(ephemeral: Ranges) -> tuple[tuple[int, int], ...]:
+    """What of these ports no kernel that nobody tuned gives a training; pure."""
+    return without(ephemeral, [_KERNELS_DEFAULT, *((port, port) for port in TORCH_PORTS)])
 
 
 def ephemeral_ranges(proc_sys: Path = _PROC_SYS) -> tuple[tuple[int, int], ...]:

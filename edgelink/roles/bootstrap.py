@@ -30,7 +30,7 @@ from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import has_registry
 from edgelink.registry.claims import Admission
-from edgelink.registry.client import ACCESS, ALTERNATIONS, USABLE_IPS
+from edgelink.registry.client import ACCESS, ALTERNATIONS, DIRECTORY, USABLE_IPS
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
@@ -105,6 +105,7 @@ class Relay(Daemon):
         self._run_with = self.board.claim(MEMBERSHIP, "relay")
         self._put_alternations = self.board.claim(ALTERNATIONS, "relay")
         self._put_revoked = self.board.claim(REVOKED_IPS, "relay")
+        self._put_directory = self.board.claim(DIRECTORY, "relay")
         self._put_usable = self.board.claim(USABLE_IPS, "relay")
         self._put_access = self.board.claim(ACCESS, "relay")
         # Its own registry says who is a copy, so it is none.
@@ -241,6 +242,7 @@ class Relay(Daemon):
         changes = self.store.epoch(), self.authority.network.secret_epoch
         if changes != self._shown_changes:  # this runs at every status of every node
             self._put_usable(self.authority.usable_ips())
+            self._put_directory(self.authority.full_directory())
             self._shown_changes = changes
         document, _ = self.authority.access.documents().get(self.key.node_id, (None, None))
         self._put_access(AccessTold(document, document))

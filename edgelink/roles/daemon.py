@@ -34,6 +34,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
 from edgelink.roles.exposure import Exposure
 from edgelink.roles.impact import impact
+from edgelink.roles.inside import LeftOpenPorts
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.metrics import NodeMetrics
 from edgelink.roles.others import KnownNode, Others
@@ -107,7 +108,8 @@ class Daemon(ABC):
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
         self._tables = machine.tables()
-        self.exposure = Exposure(self.board, config, self.parts.set_rules, self._tables, clock)
+        left_open = LeftOpenPorts(paths.left_open_of(socket.stem), self.files, clock)
+        self.exposure = Exposure(self.board, config, self.parts.set_rules, self._tables, machine, left_open, clock)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.others = Others(board=self.board, known=self.known_nodes, overlay=self.parts)

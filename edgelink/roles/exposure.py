@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Protocol
 
@@ -15,13 +17,30 @@ from edgelink.facts.board import Board
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
-from edgelink.overlay.overlay_drops import in_words
+from edgelink.overlay.openings import Opening, refuses_early, told
+from edgelink.overlay.overlay_drops import in_words as dropped_in_words
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.ray_cluster.firewall import listed
-from edgelink.ray_cluster.rendezvous import open_ranges
+from edgelink.process.port_ranges import listed
+from edgelink.process.ports import Accepted
+from edgelink.ray_cluster.rendezvous import beyond_default, open_ranges
 from edgelink.reconcile import Nudge
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Directory
+from edgelink.roles.inside import (
+    LeftOpen,
+    LeftOpenPorts,
+    PortInUse,
+    SeenPorts,
+    allowed_openings,
+    in_words,
+    is_open,
+    own_openings,
+)
+from edgelink.wording import few
 
+_LOOK_AT_PORTS_S = 30.0  # sshd may be moved
+_MOST_TOLD = 8
 _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and when the kernel tells of a change
 
 
@@ -45,6 +64,9 @@ class Seen:
         failure: why a table is not in place.
         token_auth: Ray asks for a token. None: there is no Ray, or its version is not known.
         left_open: ports where a training may listen and that no table closes.
+        ports: what was seen of this machine's ports. None: it has not looked.
+        ports_at_s: when it looked, on the monotonic clock.
+        in_use: the ports that stay open on the overlay for now.
         dropped: what the tables have dropped lately and nobody expects, in words.
     """
 
@@ -56,7 +78,15 @@ class Seen:
     failure: Said | None = None
     token_auth: bool | None = None
     left_open: str = ""
+    ports: SeenPorts | None = None
+    ports_at_s: float = 0.0
+    in_use: LeftOpen = field(default_factory=LeftOpen)
     dropped: str = ""
+
+
+@dataclass(frozen=True)
+class LookAtPorts(Action):
+    """See where this machine listens, and which ports of it stay open on the overlay for now."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +96,9 @@ class Inputs:
     revoked_ips: frozenset[IPv4Address]
     usable_ips: frozenset[IPv4Address] | None
     impostors: frozenset[IPv4Address]
+    running: Membership | None
+    directory: Directory | None
+    openings: frozenset[Opening]
     overlay_spec: OverlaySpec | None
     own: Seen
 
@@ -96,7 +129,17 @@ class GuardedRay(Protocol):
         """Whether it asks for a token. None: its version is not known."""
 
 
-class Exposure(Part[Inputs, SetRules | Keep]):
+class MachinesPorts(Protocol):
+    """What is needed of this machine's sockets."""
+
+    def ports(self) -> SeenPorts:
+        """Return where it listens."""
+
+    def accepted(self, local: IPv4Address) -> Iterable[Accepted]:
+        """Return the TCP connections that others have made to one of its addresses."""
+
+
+class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
     """Sets ``Shielded``. Apart from the parts of Ray and EasyTier: those wait for minutes at times."""
 
     name: ClassVar[str] = "exposure"
@@ -109,15 +152,20 @@ class Exposure(Part[Inputs, SetRules | Keep]):
         config: Config,
         set_rules: Callable[[OverlayRules], None],
         tables: NftWatch,
+        machine: MachinesPorts,
+        left_open: LeftOpenPorts,
         clock: Clock,
     ) -> None:
-        """``set_rules``: does what :class:`SetRules` says."""
+        """``set_rules``: does what :class:`SetRules` says. ``left_open``: what stays open on the overlay for now."""
         super().__init__(board, own=Seen())
         self.own: Seen
         self._board = board
         self._config = config
         self._set_rules = set_rules
         self._tables = tables
+        self._machine = machine
+        self._left_open = left_open
+        self._refuses = refuses_early()
         self._clock = clock
         self._ray: GuardedRay | None = None
         self._keepers: list[TableKeeper] = []
@@ -134,7 +182,9 @@ class Exposure(Part[Inputs, SetRules | Keep]):
 
     def begin(self) -> None:
         """Have the rules ready before EasyTier is started."""
-        self._set(self._board.select(Inputs, self.own).rules)
+        if self._closes_ports:
+            self._note_ports(self._machine.ports())
+        self._set(self._rules(self._board.select(Inputs, self.own)))
 
     @property
     def ray_auth(self) -> str | None:
@@ -146,21 +196,25 @@ class Exposure(Part[Inputs, SetRules | Keep]):
             return "token"
         return "firewall only" if self._config.firewall.enabled else "none"
 
-    def plan(self, now: Inputs, at_s: float) -> Decision[SetRules | Keep]:
-        own = now.own
-        if own.rules != now.rules:
-            return Decision(does=SetRules(now.rules))
+    def plan(self, now: Inputs, at_s: float) -> Decision[SetRules | Keep | LookAtPorts]:
+        own, rules = now.own, self._rules(now)
+        if own.rules != rules:
+            return Decision(does=SetRules(rules))
         if not self._config.firewall.enabled:
             return Decision((self._switched_off(),))
+        if self._closes_ports and at_s >= own.ports_at_s + _LOOK_AT_PORTS_S:
+            return Decision(does=LookAtPorts())
         if own.looked_for != own.changes or at_s >= own.at_s + _LOOK_S:
             return Decision(does=Keep(own.changes))
-        says = own.failure or self._judged(own, len(now.revoked_ips))
+        says = own.failure or self._judged(now)
         return Decision((says,) if own.is_wanted else (), again_s=own.at_s + _LOOK_S - at_s)
 
-    async def act(self, action: SetRules | Keep) -> None:
+    async def act(self, action: SetRules | Keep | LookAtPorts) -> None:
         match action:
             case SetRules(rules):
                 self._set(rules)
+            case LookAtPorts():
+                self._note_ports(await asyncio.to_thread(self._machine.ports))
             case Keep(changes):
                 wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
                 for keeper in wanted:
@@ -175,12 +229,49 @@ class Exposure(Part[Inputs, SetRules | Keep]):
                     failure=is_not_so(self.condition, failed[0][0].condition_reason, why) if failed else None,
                     token_auth=None if self._ray is None else self._ray.token_auth,
                     left_open="" if self._ray is None else listed(open_ranges(self._config)),
-                    dropped=in_words([each for keeper in wanted for each in keeper.drops.lately]),
+                    dropped=dropped_in_words([each for keeper in wanted for each in keeper.drops.lately]),
                 )
 
     def _set(self, rules: OverlayRules) -> None:
         self._set_rules(rules)
         self.own = replace(self.own, rules=rules, looked_for=None)
+
+    @property
+    def _closes_ports(self) -> bool:
+        """Whether members reach only some ports here. A device that something else made is not ours to close."""
+        return self._config.firewall.enabled and self._config.overlay.kind == "easytier"
+
+    def _rules(self, now: Inputs) -> OverlayRules:
+        return replace(now.rules, openings=self._openings(now))
+
+    def _openings(self, now: Inputs) -> frozenset[Opening] | None:
+        """Return what members reach here. None: what this machine listens on is not known, or not ours to close."""
+        if now.running is None or now.own.ports is None:
+            return None
+        own = own_openings(self._config, now.running.lease, now.directory, now.own.ports)
+        return own | self._opened(now) | {Opening("tcp", each.port, each.port) for each in self._unanswered(now)}
+
+    def _opened(self, now: Inputs) -> frozenset[Opening]:
+        """Return what the operator opens, on this node or in the network's access rules."""
+        return now.openings | allowed_openings(self._config, now.directory)
+
+    def _unanswered(self, now: Inputs) -> list[PortInUse]:
+        """Return the ports in use that the operator has said nothing of."""
+        opened = self._opened(now)
+        return [each for each in now.own.in_use.ports if not is_open(opened, each.port, each.peer)]
+
+    def _note_ports(self, ports: SeenPorts) -> None:
+        self.own = replace(self.own, ports=ports, ports_at_s=self._clock.monotonic_s())
+        now = self._board.select(Inputs, self.own)
+        if now.overlay_spec is None:
+            return
+        is_answered = self._config.firewall.overlay_allow is not None
+        if is_answered and (not self._left_open.is_known or self._left_open.look().ports):
+            self._left_open.set(())
+        elif not self._left_open.is_known and (openings := self._openings(now)) is not None:
+            accepted = self._machine.accepted(now.overlay_spec.overlay_ip.ip)
+            self._left_open.set(each for each in accepted if not is_open(openings, each.port, each.remote))
+        self.own = replace(self.own, in_use=self._left_open.look())
 
     def _switched_off(self) -> Said:
         ray = "" if self._ray is None else "Ray and the training answer on every network of this machine; "
@@ -189,11 +280,13 @@ class Exposure(Part[Inputs, SetRules | Keep]):
             "SwitchedOff",
             f"`firewall: off` in the configuration: {ray}EasyTier tells the network secret to every user; packets from "
             "any address come in by the overlay, those of revoked nodes included, and from overlay addresses by other "
-            "devices; the routing rule alone keeps those for nodes on the overlay's device",
+            "devices; members reach every port of this machine; the routing rule alone keeps packets for nodes on the "
+            "overlay's device",
         )
 
-    def _judged(self, own: Seen, revoked: int) -> Said:
+    def _judged(self, now: Inputs) -> Said:
         """Judge what is open although the tables are in place."""
+        own = now.own
         lacks: list[tuple[str, str]] = []
         if self._ray is not None and self._config.firewall.rendezvous_ports == ():
             lacks.append(
@@ -212,6 +305,14 @@ class Exposure(Part[Inputs, SetRules | Keep]):
                     "to close in `firewall.rendezvous_ports`",
                 )
             )
+        elif self._ray is not None and own.ports and (wide := listed(beyond_default(own.ports.ephemeral))):
+            lacks.append(
+                (
+                    "RendezvousOpen",
+                    "this kernel's ip_local_port_range is wider than 32768-60999, and a training may listen there: on "
+                    f"the overlay tcp and udp {wide} answer every member; set the sysctl back",
+                )
+            )
         if own.token_auth is False:
             lacks.append(
                 (
@@ -220,14 +321,28 @@ class Exposure(Part[Inputs, SetRules | Keep]):
                     "code as Ray's user; ray 2.52 and later on every node closes that",
                 )
             )
+        if left := self._unanswered(now):
+            days = math.ceil(own.in_use.left_s / 86400)
+            lacks.append(
+                (
+                    "LeftOpen",
+                    f"{few([in_words(each, now.directory) for each in left])}: in use when this node began to close "
+                    f"ports on the overlay, so open to all members for {days} more day(s); say in "
+                    "`firewall.overlay_allow` what is to stay open, `[]`: nothing",
+                )
+            )
         if lacks:
             return is_not_so(
                 self.condition, lacks[0][0], "; ".join(filter(None, (*(m for _, m in lacks), own.dropped)))
             )
         closed = "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
         where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
+        revoked = len(now.revoked_ips)
         belt = f"; {revoked} address(es) of revoked nodes are dropped" if revoked else ""
-        holds = f"{closed} on {where} only{belt}"
+        opened = told(self._opened(now), _MOST_TOLD)
+        also = f"; members reach {', '.join(opened)} here, too" if opened else ""
+        late = "" if self._refuses else "; this kernel cannot refuse what is closed on the overlay, it only drops it"
+        holds = f"{closed} on {where} only{belt}{also}{late}"
         if own.dropped:
             return is_so(self.condition, "PacketsDropped", f"{own.dropped}. {holds}")
         return is_so(self.condition, "RulesInPlace", holds)

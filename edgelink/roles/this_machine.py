@@ -29,14 +29,16 @@ from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.ways import Ways
 from edgelink.process import Launcher, SupervisedProcess, choose_launcher, host_tcp
-from edgelink.process.ports import Connection, connections_of
+from edgelink.process.ports import Accepted, Connection, accepted, connections_of
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.ray_cluster.rendezvous import ephemeral_ranges
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
 from edgelink.registry.records import BrokerUser
 from edgelink.registry.tls import fetch_pinned_ca
 from edgelink.registry.transport import MqttTransport
+from edgelink.roles.inside import SeenPorts, ssh_ports
 from edgelink.roles.machine import machine_parts
 
 
@@ -151,6 +153,14 @@ class ThisMachine:
     def connections(self, pid: int) -> list[Connection]:
         """Return the TCP connections of a process."""
         return connections_of(pid)
+
+    def ports(self) -> SeenPorts:
+        """Return where this machine listens."""
+        return SeenPorts(ssh_ports(), ephemeral_ranges(self.proc_sys))
+
+    def accepted(self, local: IPv4Address) -> list[Accepted]:
+        """Return the TCP connections that others have made to one of its addresses."""
+        return accepted(local)
 
     def uplinks(self, pid: int, spec: OverlaySpec) -> Hashable:
         """Return by which uplinks EasyTier reaches its peers."""

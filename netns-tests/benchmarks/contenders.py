@@ -29,6 +29,7 @@ from edgelink.process import procfs
 _SETTLES_S = 3.0  # what was frozen catches up first, and EdgeLink asks everybody: that is the freezing's own cost
 _OBSERVER = Path(__file__).with_name("observer.py")
 EDGE = "edge-1"
+_IPERF_PORT = "45201"  # where a training may listen: over the overlay nothing else answers
 
 
 class Contender(ABC):
@@ -95,11 +96,13 @@ class Contender(ABC):
         """Receiver's rate of one TCP stream over the overlay."""
         address = self.overlay_ip(target)
         log = self.lab.node_directory(target) / "iperf.log"
-        client = ["iperf3", "--client", address, "--time", str(seconds), "--json"]
+        client = ["iperf3", "--client", address, "--port", _IPERF_PORT, "--time", str(seconds), "--json"]
         for _ in range(5):  # iperf3 now and then ends at once, with status 0 and no figures
-            server = self.lab.popen(target, ["iperf3", "--server", "--one-off", "--bind", address], log)
+            server = self.lab.popen(
+                target, ["iperf3", "--server", "--one-off", "--bind", address, "--port", _IPERF_PORT], log
+            )
             try:
-                self._wait_listening(target, f"{address}:5201")
+                self._wait_listening(target, f"{address}:{_IPERF_PORT}")
                 result = self.lab.exec(source, client, capture=True, timeout_s=60)
             finally:
                 server.kill()
