@@ -22,7 +22,7 @@ import pytest
 import secrets_search
 from conftest import MakeLab
 from faults import children
-from machines import relay_status, wait_for_condition, wait_until
+from machines import overlay_ip, relay_status, wait_for_condition, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 import edgelink
@@ -40,8 +40,9 @@ LAN = {CLOUD: "192.168.10.2", EDGE: "192.168.11.2"}
 PUBLIC = {RELAY: "203.0.113.10", CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}
 ROBOT, COLLEAGUE = "192.168.11.77", "192.168.11.78"
 RAYS_OWN = {20001, 20002}
-METRICS, EASYTIERS = 9747, 11010
+METRICS, METRICS_OF_RELAY, EASYTIERS = 9747, 9748, 11010
 RENDEZVOUS = (29500, 45123)
+SSH, JUPYTER, ROS, DATAGRAMS = 22, 8888, 7447, 45124  # somebody's, on overlay addresses
 LOCAL_USER = Path(__file__).with_name("local_user.py")
 STATE_THIEF = Path(__file__).with_name("state_thief.py")
 SESSION_THIEF = Path(__file__).with_name("session_thief.py")
@@ -64,6 +65,31 @@ ends = [socket.create_server(("0.0.0.0", int(port))) for port in sys.argv[1:]]
 print("listening", flush=True)
 while True:
     ends[0].accept()
+"""
+
+
+# Services of others on the overlay's address: of TCP by what is called sshd, and UDP that says what it hears.
+_SERVE = f"""
+import ctypes, selectors, socket, sys
+ctypes.CDLL(None).prctl(15, b"sshd")
+ends = [socket.create_server((sys.argv[1], port)) for port in ({SSH}, )]
+with selectors.DefaultSelector() as selector:
+    for port in ({ROS}, {DATAGRAMS}):
+        end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        end.bind((sys.argv[1], port))
+        selector.register(end, selectors.EVENT_READ)
+    print("listening", flush=True)
+    while True:
+        for key, _ in selector.select():
+            data, sender = key.fileobj.recvfrom(65535)
+            key.fileobj.sendto(data or b"?", sender)
+"""
+_NOTEBOOK = f"""
+import socket, sys
+end = socket.create_server((sys.argv[1], {JUPYTER}))
+print("listening", flush=True)
+while True:
+    end.accept()
 """
 
 
@@ -101,6 +127,11 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
         out = lab.node_directory(node) / "listener.log"
         children.append(lab.popen(node, ["python", "-c", _LISTEN, *map(str, RENDEZVOUS)], out))
         wait_until(f"{node}: somebody listens", lambda out=out: out.read_text())
+    for node in NODES:
+        for name, code in (("sshd", _SERVE), ("notebook", _NOTEBOOK)):
+            out = lab.node_directory(node) / f"{name}.log"
+            children.append(lab.popen(node, ["python", "-c", code, overlay_ip(lab, node)], out))
+            wait_until(f"{node}: {name} listens", lambda out=out: out.read_text())
 
     def learned() -> str:
         assert children[0].poll() is None, log.read_text()
@@ -197,6 +228,65 @@ def test_a_full_scan_finds_what_is_documented(road: Road) -> None:
     assert found == scans
 
 
+def documented_inside(machine: str, protocol: str) -> list[range]:
+    """The ports that the page names for members, for a kind of machine."""
+    page = Path(__file__).parent.parent / "docs/reference/ports.md"
+    rows = re.findall(r"^\| ([^|]+) \| members \| (tcp|udp) ([\d, -]+) \|", page.read_text(), re.MULTILINE)
+    ranges = [
+        each.strip().partition("-")
+        for who, kind, ports in rows
+        if machine in who.split(", ") and kind == protocol
+        for each in ports.split(",")
+    ]
+    return [range(int(first), int(last or first) + 1) for first, _, last in ranges]
+
+
+def listening(lab: Lab, node: str) -> set[int]:
+    """The TCP ports on which a node listens for more than itself."""
+    shown = lab.exec(node, ["ss", "-tlnH"], capture=True, check=True).stdout
+    local = [line.split()[3].rpartition(":") for line in shown.splitlines()]
+    return {int(port) for address, _, port in local if not address.startswith(("127.", "[::1]"))}
+
+
+@pytest.mark.parametrize(
+    ("seen_from", "node", "who"),
+    [(EDGE, RELAY, "relay"), (EDGE, CLOUD, "head"), (CLOUD, EDGE, "edges")],
+    ids=["relay", "head", "edge"],
+)
+def test_members_reach_what_is_documented(road: Road, seen_from: str, node: str, who: str) -> None:
+    """All 65,535 TCP ports over the overlay, as root of a node. Metrics are opened by this lab's configuration."""
+    lab, address = road.lab, overlay_ip(road.lab, node)
+    metrics = {METRICS_OF_RELAY if node == RELAY else METRICS}
+    may_ssh = {SSH} if seen_from != EDGE else set()
+
+    def open_among(ports: set[int]) -> set[int]:
+        inside = documented_inside(who, "tcp")
+        return {port for port in ports if any(port in each for each in inside)} | (ports & (metrics | may_ssh))
+
+    if may_ssh:
+        wait_until("sshd is found", lambda: port_scan.open_tcp_ports(lab, seen_from, address, some=may_ssh), 60)
+    before = listening(lab, node)
+    assert {SSH, JUPYTER} <= before
+    found = port_scan.open_tcp_ports(lab, seen_from, address)
+    after = listening(lab, node)  # workers of Ray come and go
+    assert open_among(before & after) <= found <= open_among(before | after)
+    assert found, "something answers"
+    datagrams = port_scan.answering_udp_ports(lab, seen_from, address, [ROS, DATAGRAMS])
+    assert datagrams == {port for port in (DATAGRAMS,) if any(port in each for each in documented_inside(who, "udp"))}
+
+
+def test_doctor_tells_what_another_node_answers(road: Road) -> None:
+    """From any member, as any user."""
+    assert looked_over_overlay(road.lab, EDGE, CLOUD)["verdict"] == "ok"
+    assert looked_over_overlay(road.lab, EDGE, RELAY)["verdict"] == "ok"
+
+
+def looked_over_overlay(lab: Lab, seen_from: str, node: str) -> dict[str, Any]:
+    argv = ["edgelink", "doctor", "--json", "ports-free", "--from-overlay", node]
+    shown = json.loads(lab.exec(seen_from, argv, capture=True, timeout_s=60).stdout)
+    return next(dict(check) for check in shown["checks"] if check["check"] == "from-overlay")
+
+
 def test_udp_sockets_are_easytiers_and_answer_nobody(road: Road) -> None:
     """By the kernel's table: the relay's STUN, and EasyTier's sockets for direct paths, which answer no stranger.
 
@@ -284,7 +374,7 @@ def test_metrics_answer_the_overlay_and_no_neighbour(road: Road) -> None:
     asked = {METRICS, EASYTIERS}
     assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", overlay_ip, some=asked) == {EASYTIERS}
     assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], some=asked) == {EASYTIERS}
-    assert port_scan.open_tcp_ports(lab, CLOUD, overlay_ip, some=asked) == asked
+    assert port_scan.open_tcp_ports(lab, CLOUD, overlay_ip, some=asked) == {METRICS}
 
     def told(address: str) -> dict[tuple[str, ...], float]:
         fetch = f"import urllib.request; print(urllib.request.urlopen('http://{address}/metrics').read().decode())"
@@ -513,6 +603,8 @@ def test_with_the_firewall_off_the_scan_finds_ray(road: Road) -> None:
     seen = looked_from_outside(lab, EDGE)
     assert (seen["verdict"], seen["status"]) == ("failed", 1), seen
     assert "tcp 20001" in seen["message"]
+    seen = looked_over_overlay(lab, CLOUD, EDGE)
+    assert (seen["verdict"], f"tcp {JUPYTER}" in seen["message"]) == ("limited", True), seen
     restart()
     wait_for_condition(lab, EDGE, "Shielded", "RulesInPlace")
     assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], some=found) == documented(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +17,11 @@ from edgelink.doctor import Surroundings, Verdict
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
 from edgelink.doctor.exposure import firewall_in_place, from_outside
+from edgelink.doctor.inside import Tried, asked_ports, from_overlay, try_ports
 from edgelink.doctor.probes import Probes, Ran, run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
+from edgelink.testing.ports import reserved_port
 
 EDGE = {"role": "edge", "ready": True, "phase": "Ready", "conditions": [], "ride_through_s": 300}
 
@@ -242,6 +245,54 @@ def test_from_outside_is_judged_by_what_the_daemon_really_closed(
     assert finding.verdict is verdict
     assert words in finding.message
     assert "50030" not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("role", "answers", "from_head", "verdict", "words"),
+    [
+        ("edge", [20001, 29500], False, Verdict.OK, "answers tcp 20001, 29500, and nothing that is not EdgeLink's"),
+        ("edge", [], False, Verdict.OK, "no tcp port that was tried"),
+        ("edge", [8888, 20001], False, Verdict.LIMITED, "reach tcp 8888 of"),
+        ("edge", [8270], False, Verdict.LIMITED, "reach tcp 8270 of"),
+        ("edge", [22], False, Verdict.LIMITED, "reach tcp 22 of"),
+        ("edge", [22], True, Verdict.OK, "answers tcp 22"),
+        ("head", [6379, 8270, 8883], False, Verdict.OK, "answers tcp 6379, 8270, 8883"),
+        ("relay", [8883], False, Verdict.OK, "answers tcp 8883"),
+        ("relay", [6379, 8883], False, Verdict.LIMITED, "reach tcp 6379 of"),
+        (None, [20001], False, Verdict.OK, "answers tcp 20001"),
+    ],
+)
+def test_what_another_node_answers_over_the_overlay(
+    role: str | None, answers: list[int], from_head: bool, verdict: Verdict, words: str
+) -> None:
+    """What is not documented for its role is named; sshd is for head and relays."""
+    node = {"hostname": "there", "overlay_ip": "10.10.0.4", "role": role, "rtt_ms": 3.0}
+    tried = Tried((*answers, 1, 2), tuple(answers), (2,))
+    finding = from_overlay(Config(), node, tried, is_head_or_relay=from_head)
+    assert (finding.verdict, finding.figure) == (
+        verdict,
+        f"{len(answers) + 2} tcp ports of there (10.10.0.4) tried, 1 of them silent",
+    )
+    assert words in finding.message
+
+
+def test_a_node_that_does_not_answer_at_all_is_not_judged() -> None:
+    node = {"hostname": "there", "overlay_ip": "10.10.0.4", "role": "edge", "rtt_ms": None}
+    finding = from_overlay(Config(), node, Tried((1,), (), (1,)), is_head_or_relay=False)
+    assert (finding.verdict, finding.remedy) == (Verdict.SKIPPED, "`edgelink ping there`")
+
+
+async def test_open_ports_are_found_among_closed_ones() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, reserved_port() as closed:
+        port = listening.getsockname()[1]
+        assert await try_ports("127.0.0.1", [port, closed]) == Tried((port, closed), (port,), ())
+
+
+def test_what_is_tried_is_bounded_and_begins_with_what_was_asked_for() -> None:
+    asked = asked_ports(Config(), [4711], range(30000, 32000))
+    assert asked[0] == 4711
+    assert {6379, 8888, 8883, 8270, 30000} <= set(asked)
+    assert len(asked) == 1024
 
 
 def test_from_outside_is_not_sure_of_ports_that_were_not_tried() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import textwrap
@@ -14,6 +15,7 @@ import click
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import UNLIMITED, columns
+from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import config_option, json_option
 from edgelink.cli.status import daemons_here
 from edgelink.config import Paths, load_config
@@ -21,15 +23,17 @@ from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check, name_of
 from edgelink.doctor.exposure import from_outside
+from edgelink.doctor.inside import asked_ports, from_overlay, try_ports
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
+from edgelink.process.ports import listeners
 from edgelink.wording import printable
 
 _KNOCK_TIMEOUT_S = 120.0  # as many relays as there are, one after the other
 _ANSWER_S = 2.0
 _NAME_WIDTH = 22
 _MOST_COLUMNS = 100
-_OUTSIDE = "from-outside"
+_OUTSIDE, _OVERLAY = "from-outside", "from-overlay"
 _MARKS = {
     Verdict.OK: ("✓", "green"),
     Verdict.LIMITED: ("!", "yellow"),
@@ -47,6 +51,13 @@ _COUNTED = (Verdict.FAILED, Verdict.LIMITED, Verdict.OK, Verdict.SKIPPED)
 @click.option(
     "--from-outside", "is_outside", is_flag=True, help="Have a relay try which ports answer on the public side."
 )
+@click.option(
+    "--from-overlay",
+    "of_node",
+    type=NodeName(),
+    metavar="NODE",
+    help="Try which TCP ports of another node answer this one over the overlay.",
+)
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Try this one, too (repeatable).")
 def command(
     *,
@@ -55,12 +66,14 @@ def command(
     as_json: bool,
     is_verbose: bool,
     is_outside: bool,
+    of_node: str | None,
     ports: tuple[int, ...],
 ) -> int:
     """Check this machine, or only what is named (a check or a topic); changes nothing.
 
     With --from-outside, as root on a head or an edge, a relay of the network knocks at the address that this machine
-    is seen from, once a minute at most.
+    is seen from, once a minute at most. With --from-overlay this machine tries the ports of another node, and says
+    what answers there beside what EdgeLink documents.
 
     Exit status 0: nothing failed (what holds less than it could is `limited`); 1: something did.
     """
@@ -72,6 +85,10 @@ def command(
     }
     if is_outside:
         by_topic.setdefault("exposure", {})[_OUTSIDE] = findings[_OUTSIDE] = _look_from_outside(surroundings, ports)
+    if of_node is not None:
+        by_topic.setdefault("exposure", {})[_OVERLAY] = findings[_OVERLAY] = _look_over_overlay(
+            surroundings, of_node, ports
+        )
     is_failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
     if as_json:
         rows = [
@@ -136,6 +153,17 @@ def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Fi
     return from_outside(surroundings.config, found)
 
 
+def _look_over_overlay(surroundings: Surroundings, of_node: str, ports: tuple[int, ...]) -> Finding:
+    """Raises DaemonError, also when there is no such node."""
+    roles = {daemon["role"] for daemon in surroundings.daemons}
+    paths = surroundings.paths
+    socket = paths.bootstrap_socket if roles == {"bootstrap"} else paths.node_socket
+    node = call(socket, "POST", "/ping", {"node": of_node, "timeout_s": _ANSWER_S}, timeout_s=2 * _ANSWER_S)
+    asked = asked_ports(surroundings.config, ports, {listener.port for listener in listeners()})
+    tried = asyncio.run(try_ports(node["overlay_ip"], asked))
+    return from_overlay(surroundings.config, node, tried, is_head_or_relay=not roles <= {"edge"})
+
+
 def _show(by_topic: Mapping[str, Mapping[str, Finding]], *, shows_all: bool) -> None:
     """What is wrong first, then the rest by topic, and a line with the sums."""
     width = columns()
@@ -155,7 +183,7 @@ def _show(by_topic: Mapping[str, Mapping[str, Finding]], *, shows_all: bool) -> 
         rest = {
             name: finding
             for name, finding in found.items()
-            if name not in wrong and (shows_all or finding.verdict is Verdict.OK or name == _OUTSIDE)
+            if name not in wrong and (shows_all or finding.verdict is Verdict.OK or name in (_OUTSIDE, _OVERLAY))
         }
         if rest:
             click.secho(topic, bold=True)

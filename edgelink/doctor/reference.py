@@ -38,7 +38,8 @@ A check that does not answer within {PATIENCE_S:g} s has failed: something that 
 | `remedy` | what to do; empty where nothing is to be done |
 
 `--from-outside` adds the check `from-outside`: a relay knocks at this machine's public side
-([how](ports.md#from-outside)).
+([how](ports.md#from-outside)). `--from-overlay NODE` adds the check `from-overlay`: this machine tries which ports of
+another node answer it over the overlay ([how](ports.md#from-the-overlay)).
 
 This page is generated from the checks (`python -m edgelink.doctor.reference`).
 """
