@@ -93,7 +93,7 @@ async def main(settings: dict[str, object]) -> None:
         preflight=preflight.check,
         private_hosts=PrivateHosts(paths.state),
         guard=TableKeeper(
-            rpc_guard(config.rpc_port, config.device, OverlayRules(spec.overlay_ip)),
+            rpc_guard(config.rpc_port, config.device, OverlayRules(spec.overlay_ip, usable=frozenset(members))),
             clock,
             open_without="the RPC may be open",
         ),

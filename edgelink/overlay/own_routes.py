@@ -3,10 +3,11 @@
 Otherwise whoever adds a more specific route gets the overlay's packets, in clear: a DHCP server can push one
 (CVE-2024-3661), a VPN or an office's network brings one along. Our rule comes first, so theirs change nothing.
 
-The table holds two routes. The first leads to the overlay's device, and names BBR (:mod:`edgelink.overlay.congestion`).
-The second leads nowhere, and is used while that device is away: without it the kernel would send what is for a member
-by the default route, to whoever has that address out there. A sender is told at once (EHOSTUNREACH), and a TCP
-connection that stands goes on when the device is back.
+The table holds three routes. The first leads to the overlay's device, and names BBR
+(:mod:`edgelink.overlay.congestion`). The second keeps our own address on this machine: where there are VRFs, table
+local comes after our rule. The third leads nowhere, and is used while the device is away: without it the kernel would
+send what is for a member by the default route, to whoever has that address out there. A sender is told at once
+(EHOSTUNREACH), and a TCP connection that stands goes on when the device is back.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ TABLE = 23310  # whatever is in it, or leads there, is ours
 
 _AF_INET = 2
 _MAIN_TABLE = 254
-_UNICAST, _UNREACHABLE = 1, 7
-_LINK_SCOPE = 253
+_UNICAST, _LOCAL, _UNREACHABLE = 1, 2, 7
+_SCOPES = {_UNICAST: 253, _LOCAL: 254, _UNREACHABLE: 0}  # link, host, universe
 _WORST = 2**32 - 1  # the metric
 _INVERTED = 2  # FIB_RULE_INVERT
 _IFF_UP = 1
@@ -131,6 +132,11 @@ class OwnRoutes:
         if index is not None:
             control = CONTROL if self._sets_bbr else None
             wanted.add(await _put_way(netlink, spec, index, control, entries))
+            own = IPv4Network(spec.overlay_ip.ip)
+            here = Entry(own, _LOCAL, 0, device_index=index, source=str(spec.overlay_ip.ip))
+            wanted.add(here)
+            if here not in entries:
+                await netlink.route("replace", **_request(here))
         extra = [message for message, entry in zip(present, entries, strict=True) if entry not in wanted]
         for message in extra:
             await _delete(netlink, message)
@@ -251,7 +257,7 @@ def _request(entry: Entry) -> dict[str, Any]:
         "table": TABLE,
         "dst": str(entry.network),
         "type": entry.kind,
-        "scope": _LINK_SCOPE if entry.kind == _UNICAST else 0,
+        "scope": _SCOPES.get(entry.kind, 0),
         "tos": entry.tos,
         "proto": entry.protocol,
         "priority": entry.priority,

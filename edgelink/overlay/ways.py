@@ -30,8 +30,9 @@ _TO_TABLE = 1  # FR_ACT_TO_TBL
 _INVERTED = 2  # FIB_RULE_INVERT
 _TCP = 6
 _KERNEL = 2  # RTPROT_KERNEL
-_WHOLE_ANSWER = 0x1000 | 0x2000  # RTM_F_LOOKUP_TABLE | RTM_F_FIB_MATCH: with the table, and the route itself
-_MOST_GROUPS = 64  # of nodes that rules and routes tell apart; each question takes half a millisecond
+_LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: with the table
+_WHOLE_ANSWER = _LOOKUP_TABLE | 0x2000  # RTM_F_FIB_MATCH: and the route as it was made
+_MOST_QUESTIONS = 512  # at one look; each takes half a millisecond of the processor
 _LOOPBACK = "lo"
 _MAKERS = {
     0: "by hand",
@@ -91,7 +92,7 @@ class Question:
     port: int | None = None
     tos: int = 0
 
-    def message(self, to: IPv4Address) -> nlmsg:
+    def message(self, to: IPv4Address, flags: int = _WHOLE_ANSWER) -> nlmsg:
         """Return the message that asks it."""
         attributes = {
             "RTA_DST": str(to),
@@ -105,7 +106,7 @@ class Question:
         message = _RouteQuestion()
         message["family"], message["dst_len"], message["tos"] = _AF_INET, 32, self.tos
         message["src_len"] = 0 if self.source is None else 32
-        message["flags"] = _WHOLE_ANSWER
+        message["flags"] = flags
         message["attrs"] = [(name, value) for name, value in attributes.items() if value is not None]
         return message
 
@@ -254,7 +255,8 @@ async def look(
         told_apart += [rule.destination for rule in before]
         asked = questions(before, own_ip, network, uids)
         found: list[Found] = []
-        for ip, name, alike in distinct(others_to_ask(own_ip, network, members), filter(None, told_apart)):
+        groups = distinct(others_to_ask(own_ip, network, members), filter(None, told_apart))
+        for ip, name, alike in groups[: max(1, _MOST_QUESTIONS // len(asked))]:
             for question, is_ours in asked:
                 answer = await _ask(netlink, ip, question, names)
                 found.append(Found(f"{name} ({ip})", alike, answer, is_ours))
@@ -290,7 +292,7 @@ def distinct(
     """Return one node of each group that the kernel cannot tell apart, and how many there are in the group; pure.
 
     The kernel tells two addresses apart where one is in a network of a route or rule, and the other is not. So a
-    thousand nodes cost a few questions. Groups in more networks come first. Of very many the last are left out.
+    thousand nodes cost a few questions. Groups in more networks come first.
     """
     networks = {(each.prefixlen, int(each.network_address)) for each in told_apart}
     masks = {length: (2**length - 1) << (32 - length) for length in {length for length, _ in networks}}
@@ -299,8 +301,8 @@ def distinct(
         within = [(length, int(ip) & mask) for length, mask in masks.items()]
         key = tuple(number for each in within if each in networks for number in each)
         groups.setdefault(key, []).append(ip)
-    first = sorted(groups, key=len, reverse=True)[:_MOST_GROUPS]
-    return [(groups[key][0], members[groups[key][0]], len(groups[key])) for key in first]
+    in_order = sorted(groups, key=len, reverse=True)
+    return [(groups[key][0], members[groups[key][0]], len(groups[key])) for key in in_order]
 
 
 def forwarded_elsewhere(
@@ -394,11 +396,19 @@ def _maker(protocol: int) -> str:
 
 async def _ask(netlink: Any, to: IPv4Address, question: Question, names: Mapping[int, str]) -> Answer:
     try:
-        answers = await netlink.nlm_request(question.message(to), RTM_GETROUTE, NLM_F_REQUEST | NLM_F_ACK)
-        (message,) = [message async for message in answers]
+        answer = as_answer(await _route(netlink, question.message(to)), names)
+        if not answer.devices and answer.kind == _UNICAST:  # the route names a next hop by its number only
+            taken = as_answer(await _route(netlink, question.message(to, flags=_LOOKUP_TABLE)), names)
+            answer = replace(answer, devices=taken.devices, gateway=taken.gateway)
     except NetlinkError as error:
         return Answer(refusal=os.strerror(error.code))
-    return as_answer(message, names)
+    return answer
+
+
+async def _route(netlink: Any, question: nlmsg) -> Any:
+    answers = await netlink.nlm_request(question, RTM_GETROUTE, NLM_F_REQUEST | NLM_F_ACK)
+    (message,) = [message async for message in answers]
+    return message
 
 
 def as_answer(message: Any, names: Mapping[int, str]) -> Answer:
