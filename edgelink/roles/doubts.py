@@ -19,7 +19,7 @@ from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.registry.payloads import Directory
 from edgelink.registry.requests import Answer, EchoUp, EchoWord, Question
 
-PATIENCE_S = 60.0  # the broker misses a node that is gone within 23 s
+PATIENCE_S = 60.0  # the broker misses a node that is cut off within 23 s
 _ASK_AGAIN_S = 30.0
 
 DISOWNED: Final[Fact[Mapping[str, float]]] = Fact("disowned")
