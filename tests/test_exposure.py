@@ -26,7 +26,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
 from edgelink.roles.exposure import Exposure, Inputs, Keep, LookAtPorts, Seen, SetRules
-from edgelink.roles.inside import LeftOpenPorts, SeenPorts
+from edgelink.roles.inside import LeftOpenPorts, SeenPorts, allowed_openings
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 
@@ -76,7 +76,7 @@ class World:
         self.clock = FakeClock()
         self.watch = NftWatch()
         self.conditions = ConditionSet(self.clock, [], [Exposure.condition])
-        self.board = board_with()
+        self.board = board_with(openings=allowed_openings(config, None))
         left_open = LeftOpenPorts(directory / "left-open.json", AT_ONCE, self.clock)
         self.exposure = Exposure(self.board, config, self.set_rules, self.watch, self, left_open, self.clock)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")

@@ -12,6 +12,7 @@ from registry_world import World
 from session_world import Network
 from test_registry_network_watch import Disk
 
+from edgelink.config import Config
 from edgelink.errors import UntrustedError
 from edgelink.overlay.openings import Opening
 from edgelink.registry.access_watch import ACCESS_FILE, AccessTold, AccessWatch
@@ -20,9 +21,13 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_ACCESS_ADDRESSES, MAX_ACCESS_RANGES, Envelope, NodeAccess, PortAccess, Role
 from edgelink.registry.refusals import OUTDATED, refusal_reason
 from edgelink.registry.transport import Message
-from edgelink.roles.session_parts import AccessOnly, openings
+from edgelink.roles.session_parts import Allowed, openings
 
 CIDR = IPv4Network("10.10.0.0/24")
+
+
+def opened(told: AccessTold, config: Config | None = None) -> frozenset[Opening]:
+    return openings(Allowed(told, None), config=config or Config())
 
 
 class Node:
@@ -73,7 +78,7 @@ class Node:
 
     @property
     def open(self) -> set[Opening]:
-        return set(openings(AccessOnly(self.watch.told)))
+        return set(opened(self.watch.told))
 
 
 @pytest.fixture
@@ -266,5 +271,12 @@ def test_what_is_open_by_what_was_heard(
     recorded: NodeAccess | None, newest: NodeAccess | None, sources: dict[int, frozenset[IPv4Address] | None]
 ) -> None:
     """Never more than both the document on disk and the newest one open."""
-    found = openings(AccessOnly(AccessTold(recorded, newest)))
+    found = opened(AccessTold(recorded, newest))
     assert found == {Opening("udp", port, port + 1, who) for port, who in sources.items()}
+
+
+def test_a_nodes_own_configuration_opens_as_well() -> None:
+    """The relay cannot take it away."""
+    config = Config.model_validate({"firewall": {"overlay_allow": ["8888"]}})
+    found = opened(AccessTold(document((5, None)), document((5, None))), config)
+    assert found == {Opening("udp", 5, 6), Opening("tcp", 8888, 8888)}

@@ -73,7 +73,7 @@ class Facts:
         revoked_ips: overlay addresses that nobody may use.
         usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
         access: what the registry has told of the network's access rules, as far as they are about this node.
-        openings: what the network's access rules open on this node, beside its own ports. Derived.
+        openings: what the operator opens on this node over the overlay, by access rules or its configuration. Derived.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.

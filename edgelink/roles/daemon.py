@@ -42,7 +42,7 @@ from edgelink.roles.overlay_parts import Built, OverlayParts
 from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
 from edgelink.roles.ride_through import RideThroughReconciler
-from edgelink.roles.session_parts import OPENINGS, AccessOnly, openings
+from edgelink.roles.session_parts import OPENINGS, Allowed, openings
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.roles.usable import require_usable
 from edgelink.standstill import Standstill
@@ -88,7 +88,7 @@ class Daemon(ABC):
             place, runs_easytier=config.overlay.kind == "easytier", answers_stun=bool(config.relay.stun_ports)
         )
         self.board = board_of(config)
-        self.board.derive(OPENINGS, "access rules", AccessOnly, openings)
+        self.board.derive(OPENINGS, "what is opened", Allowed, partial(openings, config=config))
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self._put_conditions = self.board.claim(CONDITIONS, "conditions")
         self._put_conditions(self.conditions.now)

@@ -32,7 +32,6 @@ from edgelink.roles.inside import (
     LeftOpenPorts,
     PortInUse,
     SeenPorts,
-    allowed_openings,
     in_words,
     is_open,
     own_openings,
@@ -249,16 +248,11 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
         if now.running is None or now.own.ports is None:
             return None
         own = own_openings(self._config, now.running.lease, now.directory, now.own.ports)
-        return own | self._opened(now) | {Opening("tcp", each.port, each.port) for each in self._unanswered(now)}
-
-    def _opened(self, now: Inputs) -> frozenset[Opening]:
-        """Return what the operator opens, on this node or in the network's access rules."""
-        return now.openings | allowed_openings(self._config, now.directory)
+        return own | now.openings | {Opening("tcp", each.port, each.port) for each in self._unanswered(now)}
 
     def _unanswered(self, now: Inputs) -> list[PortInUse]:
         """Return the ports in use that the operator has said nothing of."""
-        opened = self._opened(now)
-        return [each for each in now.own.in_use.ports if not is_open(opened, each.port, each.peer)]
+        return [each for each in now.own.in_use.ports if not is_open(now.openings, each.port, each.peer)]
 
     def _note_ports(self, ports: SeenPorts) -> None:
         self.own = replace(self.own, ports=ports, ports_at_s=self._clock.monotonic_s())
@@ -339,7 +333,7 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
         where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
         revoked = len(now.revoked_ips)
         belt = f"; {revoked} address(es) of revoked nodes are dropped" if revoked else ""
-        opened = told(self._opened(now), _MOST_TOLD)
+        opened = told(now.openings, _MOST_TOLD)
         also = f"; members reach {', '.join(opened)} here, too" if opened else ""
         late = "" if self._refuses else "; this kernel cannot refuse what is closed on the overlay, it only drops it"
         holds = f"{closed} on {where} only{belt}{also}{late}"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 from edgelink.clock import Clock
 from edgelink.condition_table.required import REGISTRY_CONNECTED
 from edgelink.conditions import failed, is_so
+from edgelink.config import Config
 from edgelink.errors import EdgelinkError, NotRecordedError
 from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
@@ -21,6 +22,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ClusterSpec, Directory, NodeAccess, NodeStatus
+from edgelink.roles.inside import allowed_openings
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
@@ -174,14 +176,15 @@ def revoked_ips(now: NetworkOnly) -> frozenset[IPv4Address]:
 
 
 @dataclass(frozen=True)
-class AccessOnly:
-    """What the openings of this node depend on."""
+class Allowed:
+    """What the openings of this node depend on, besides the configuration."""
 
     access: AccessTold
+    directory: Directory | None
 
 
-def openings(now: AccessOnly) -> frozenset[Opening]:
-    """Return what the access rules open on this node.
+def openings(now: Allowed, *, config: Config) -> frozenset[Opening]:
+    """Return what the operator opens on this node, by access rules and in its own configuration.
 
     A document that waits for room on the disk closes what it no longer opens, and opens nothing yet.
     """
@@ -190,7 +193,8 @@ def openings(now: AccessOnly) -> frozenset[Opening]:
     if told.newest != told.recorded:
         newest = _opened(told.newest)
         recorded = {ports: _both(recorded[ports], newest[ports]) for ports in recorded.keys() & newest.keys()}
-    return frozenset(Opening(*ports, sources) for ports, sources in recorded.items() if sources != frozenset())
+    by_rules = frozenset(Opening(*ports, sources) for ports, sources in recorded.items() if sources != frozenset())
+    return by_rules | allowed_openings(config, now.directory)
 
 
 def _opened(document: NodeAccess | None) -> dict[_Ports, frozenset[IPv4Address] | None]:
