@@ -13,14 +13,13 @@ __all__ = ["ELSEWHERE", "HOW_TO", "STATUS", "TYPED", "run_elsewhere", "steps"]
 HOW_TO = DOCS / "how-to"
 # In this order: the former leave every node in Ray, the last ones do not.
 TYPED = (
-    *("look", "plan", "direct-paths", "dashboard", "registry", "backup", "second-relay", "disk-images"),
+    *("look", "plan", "direct-paths", "dashboard", "access", "registry", "backup", "second-relay", "disk-images"),
     *("driver-environment", "preflight", "report", "wait-for-nodes", "lab"),
 )
 # What ends with another status than 0, by a part of the command.
 STATUS = {"trainer.n_gpus_per_node=8": 78}
 # By page: how a command begins, and the test that runs it.
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "access": {"edgelink access": "test_cli_access.py::test_a_rule_is_made_shown_and_taken_away"},
     "backup": {
         "edgelink registry restore --replace": "test_cli_registry.py"
         "::test_a_registry_is_replaced_only_while_no_daemon_has_it",

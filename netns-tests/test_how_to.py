@@ -13,13 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import MakeLab
 from how_to_pages import HOW_TO, STATUS, TYPED, run_elsewhere
-from machines import Result, revive, road, start_relay, wait_until
+from machines import Result, overlay_ip, revive, road, start_relay, wait_until
 from test_direct_paths import wait_for_path
 from typed_page import DOCS, Desk, missing, steps
 
@@ -37,6 +38,21 @@ LOGIN = "export SSH_CONNECTION='192.0.2.9 50000 198.51.100.7 22'"
 PROGRAMS = {"sudo": 'SUDO_USER=alice exec "$@"', "age": "exec cat"}  # one that asks nothing; what encrypts
 CHECKOUT = {"rlinf/__init__.py": "", "examples/embodiment/run_embodiment.sh": "exec python train.py"}
 COMMAND_S = 120.0
+ACCESS_S = 2.0
+_SERVE = "import socket\nserver = socket.create_server(('', 7878))\nwhile True: server.accept()[0].close()"
+_TRY = """
+import socket, sys, time
+while True:
+    try:
+        socket.create_connection((sys.argv[1], 7878), timeout=1).close()
+        told = "open"
+    except ConnectionRefusedError:
+        told = "refused"
+    except OSError as error:
+        told = type(error).__name__
+    print(time.time(), told, flush=True)
+    time.sleep(0.05)
+"""
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
@@ -132,6 +148,45 @@ def operator(brought_up: Road, tmp_path: Path) -> Operator:
         program.chmod(0o755)
     revive(brought_up, (RELAY, CLOUD, *HOSTNAMES))
     return Operator(brought_up.lab, tmp_path)
+
+
+def test_an_access_rule_opens_a_port_for_whom_it_names(brought_up: Road, tmp_path: Path) -> None:
+    """Within two seconds of the command's end, and `deny` closes it as fast; what is closed refuses at once."""
+    lab = brought_up.lab
+    head = overlay_ip(lab, CLOUD)
+    serving = lab.popen(CLOUD, ["python3", "-c", _SERVE], tmp_path / "served")
+    logs = {node: tmp_path / node for node in HOSTNAMES}
+    trying = [lab.popen(node, ["python3", "-c", _TRY, head], log) for node, log in logs.items()]
+
+    def told(node: str) -> list[tuple[float, str]]:
+        lines = logs[node].read_text().rpartition("\n")[0].splitlines()
+        return [(float(at), what) for at, _, what in (line.partition(" ") for line in lines)]
+
+    def access(verb: str) -> float:
+        argv = ["edgelink", "access", verb, "head", "tcp/7878", "--from", "franka-1"]
+        lab.exec(RELAY, argv, capture=True, check=True)
+        return time.time()
+
+    def comes(node: str, what: str, since_s: float) -> float:
+        """How long after that moment each further try tells this."""
+        wait_until(
+            f"{node}: {what}", lambda: told(node), wanted=lambda seen: seen[-1][1] == what and seen[-1][0] > since_s
+        )
+        return next(at_s for at_s, seen in told(node) if at_s > since_s and seen == what) - since_s
+
+    try:
+        for node in HOSTNAMES:
+            comes(node, "refused", 0)
+        assert comes("edge-1", "open", access("allow")) < ACCESS_S
+        denied_s = access("deny")
+        assert comes("edge-1", "refused", denied_s) < ACCESS_S
+        wait_until("tries after it", lambda: told("edge-1"), wanted=lambda seen: seen[-1][0] > denied_s + ACCESS_S + 1)
+        assert {what for at_s, what in told("edge-1") if at_s > denied_s + ACCESS_S} <= {"refused"}
+        assert {what for _, what in told("edge-2")} == {"refused"}, "it was not named"
+    finally:
+        for process in (serving, *trying):
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("page", TYPED)

@@ -14,7 +14,14 @@ from edgelink.errors import EdgelinkError, RegistryError, UsageError
 from edgelink.registry.access import AccessRules, is_meant, parse_ports, ranges_of, resolve
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import Lease, NodeAccess, Role
+from edgelink.registry.payloads import (
+    MAX_ACCESS_RANGES,
+    MAX_PAYLOAD_BYTES,
+    Lease,
+    NodeAccess,
+    PortAccess,
+    Role,
+)
 from edgelink.registry.records import AccessRule
 
 RELAY = NodeKey.generate()
@@ -282,6 +289,14 @@ def test_what_does_not_fit_is_refused_and_what_outgrows_is_closed(tmp_path: Path
     assert found.left_out == {outgrown}
     assert [opening.first for opening in found.openings[head.node_id]] == [1, 3]
     NodeAccess(network_id="n", node_id=head.node_id, generation=0, epoch=0, openings=found.openings[head.node_id])
+
+
+def test_the_largest_document_fits_into_one_message(world: World) -> None:
+    """Ranges in the longest writing, none beside another."""
+    ends = [IPv4Address(int(IPv4Address("172.100.100.100")) + 4 * number) for number in range(MAX_ACCESS_RANGES)]
+    opening = PortAccess(protocol="tcp", first=10000, last=65535, sources=tuple((first, first + 1) for first in ends))
+    document = NodeAccess(network_id="n" * 16, node_id="a" * 26, generation=1, epoch=1, openings=(opening,))
+    assert len(world.keys.sign(Kind.ACCESS, document).model_dump_json().encode()) < MAX_PAYLOAD_BYTES
 
 
 def test_every_refusal_says_what_to_do(world: World) -> None:
