@@ -39,7 +39,13 @@ PROGRAMS = {"sudo": 'SUDO_USER=alice exec "$@"', "age": "exec cat"}  # one that 
 CHECKOUT = {"rlinf/__init__.py": "", "examples/embodiment/run_embodiment.sh": "exec python train.py"}
 COMMAND_S = 120.0
 ACCESS_S = 2.0
-_SERVE = "import socket\nserver = socket.create_server(('', 7878))\nwhile True: server.accept()[0].close()"
+_SERVE = """
+import socket
+server = socket.create_server(("", 7878))
+print("serving", flush=True)
+while True:
+    server.accept()[0].close()
+"""
 _TRY = """
 import socket, sys, time
 while True:
@@ -155,6 +161,7 @@ def test_an_access_rule_opens_a_port_for_whom_it_names(brought_up: Road, tmp_pat
     lab = brought_up.lab
     head = overlay_ip(lab, CLOUD)
     serving = lab.popen(CLOUD, ["python3", "-c", _SERVE], tmp_path / "served")
+    wait_until("it serves", (tmp_path / "served").read_text)
     logs = {node: tmp_path / node for node in HOSTNAMES}
     trying = [lab.popen(node, ["python3", "-c", _TRY, head], log) for node, log in logs.items()]
 
@@ -168,11 +175,12 @@ def test_an_access_rule_opens_a_port_for_whom_it_names(brought_up: Road, tmp_pat
         return time.time()
 
     def comes(node: str, what: str, since_s: float) -> float:
-        """How long after that moment each further try tells this."""
-        wait_until(
-            f"{node}: {what}", lambda: told(node), wanted=lambda seen: seen[-1][1] == what and seen[-1][0] > since_s
-        )
-        return next(at_s for at_s, seen in told(node) if at_s > since_s and seen == what) - since_s
+        """How long after that moment the first try tells this."""
+
+        def found() -> float | None:
+            return next((at_s - since_s for at_s, seen in told(node) if at_s > since_s and seen == what), None)
+
+        return wait_until(f"{node}: {what}", found, wanted=lambda _: True)
 
     try:
         for node in HOSTNAMES:
