@@ -31,7 +31,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "disk-images": {
         "edgelink leave": "test_clones.py::test_a_copy_becomes_a_node_of_its_own",
-        "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+        "edgelink up": "test_systemd.py::test_one_command_makes_a_machine_a_node",
     },
     "docker": {
         "docker compose --project-name edgelink-demo": "test_docker.py::test_the_demo_trains_a_policy",
@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "gpu-cloud-behind-nat": {
         "edgelink token create --role head --hostname": "test_tutorial.py::test_a_newcomer_trains_a_policy",
         "edgelink token create": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
-        "edgelink join": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink join": "test_systemd.py::test_joining_with_a_service_is_the_same",
         "edgelink head": "test_variants.py::test_relay_and_head_on_one_machine",
     },
     "install": {
@@ -83,11 +83,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink nodes   #": "test_cli_nodes.py::test_the_page_about_looking_shows_what_is_printed",
         "edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed",
     },
-    "offline": {
-        "mkdir": "test_tutorial.py::test_a_newcomer_trains_a_policy",
-        "echo": "test_tutorial.py::test_a_newcomer_trains_a_policy",
-        "edgelink service install": "test_tutorial.py::test_a_newcomer_trains_a_policy",
-    },
+    "offline": {"edgelink up": "test_systemd_relay.py::test_one_command_makes_the_relay"},
     "openrlhf": {"edgelink run": "test_frameworks.py::test_openrlhfs_colocated_groups_share_bundles"},
     "plan": {"EMBODIED_PATH": "test_cli_plan.py::test_hydra_itself_composes"},
     "preflight": {
@@ -115,8 +111,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "second-relay": {"edgelink bootstrap": "test_relays.py::test_a_second_relay_joins_and_everyone_learns_of_it"},
     "slurm": {"sbatch": "test_slurm.py::test_one_allocation_is_one_cluster"},
     "systemd": {
-        "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
-        "edgelink service install": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink join": "test_systemd.py::test_joining_with_a_service_is_the_same",
+        "edgelink service install": "test_systemd.py::test_children_in_the_daemons_own_unit_outlive_it_too",
         "systemctl status": "test_systemd.py::test_easytier_and_ray_are_units_of_their_own",
     },
     "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
@@ -124,8 +120,16 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "wait-for-nodes": {
         "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps",
     },
+    "up": {
+        "edgelink up --relay": "test_systemd_relay.py::test_one_command_makes_the_relay",
+        "edgelink token create --role edge --hostname": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink token create": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink up elt1_": "test_systemd.py::test_one_command_makes_a_machine_a_node",
+        "edgelink down": "test_systemd.py::test_down_keeps_the_place_and_up_brings_it_back",
+        "edgelink up": "test_systemd.py::test_down_keeps_the_place_and_up_brings_it_back",
+    },
     "verl": {
-        "edgelink join": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink up": "test_systemd.py::test_one_command_makes_a_machine_a_node",
         "edgelink run": "test_frameworks.py::test_verls_worker_group_meets_over_the_overlay",
     },
 }

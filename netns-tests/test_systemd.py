@@ -1,4 +1,4 @@
-"""An edge on a machine of its own, booted by systemd: a wheel, `join --service`, and what boot, restart, reload, stop
+"""An edge on a machine of its own, booted by systemd: a wheel, `edgelink up`, and what boot, restart, reload, stop
 and the watchdog do to EasyTier and Ray; at last nothing is left.
 
 One lab and one machine serve all tests of this file, in order; each but the last leaves the edge Ready.
@@ -31,6 +31,8 @@ from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.overlay.stun import NAMES
 
 EDGE = "edge-1"
+ROBOT = 1000  # the machine's user
+WITNESS = "home/robot/ran-as"
 UNIT = "edgelink-edge.service"
 EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 TARGET, GRIPPER = "edgelink-online.target", "gripper.service"
@@ -74,17 +76,29 @@ def machine(installed: BootedNode) -> BootedNode:
 
 @pytest.fixture(scope="module")
 def installed(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
-    """The edge's machine with EdgeLink's wheel, not booted yet. Ray is to run there as an ordinary user."""
+    """The edge's machine with EdgeLink's wheel, not booted yet. Which Ray it has, and whose, is to be found out."""
     config_file = road.lab.host_path(EDGE, CONFIG)
     config = yaml.safe_load(config_file.read_text())
-    config["ray"] |= {"user": "robot", "allow_root": False}
+    del config["ray"]["python"], config["ray"]["allow_root"]
     config_file.write_text(yaml.safe_dump(config))
     machine = BootedNode(road.lab, EDGE, find_easytier(None, default_cache_dir()))
     try:
         machine.install(edgelink=installed_edgelink(tmp_path_factory))
+        put_pythons(machine)
         yield machine
     finally:
         machine.remove()
+
+
+def put_pythons(machine: BootedNode) -> None:
+    """The interpreter with Ray, where it is found; and one of the robot's that has none, and tells who has run it."""
+    (machine.root / "opt/train").symlink_to(sys.prefix)
+    python = machine.root / "home/robot/env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nid -u >>/{WITNESS}\n")
+    python.chmod(0o755)
+    for path in (python.parent.parent, python.parent, python):
+        os.chown(path, ROBOT, ROBOT)
 
 
 @pytest.fixture(scope="module")
@@ -120,31 +134,44 @@ def lease(status: dict[str, Any]) -> tuple[str, int, int]:
     return status["overlay_ip"], status["preferred_rank"], status["node_rank"]
 
 
-def test_one_line_enrols_a_machine_and_has_it_ready(road: Road, installed: BootedNode, files_before: set[str]) -> None:
-    """From the wheel; the target is reached, and doing it again changes nothing."""
+def test_one_command_makes_a_machine_a_node(road: Road, installed: BootedNode, files_before: set[str]) -> None:
+    """From the wheel: `edgelink up` finds the Python that has Ray, and runs none as root; the target is reached."""
     # But the program itself, and what wants to start with the node already.
     not_ours = ("opt/edgelink/", "etc/systemd/system/edgelink-online.target.wants/gripper.service")
     assert not [name for name in files_before if "edgelink" in name and not name.startswith(not_ours)]
     code = "import edgelink; print(edgelink.__file__)"
     assert installed.run("/opt/edgelink/bin/python", "-c", code).stdout.startswith("/opt/edgelink/lib/")
-    token = make_token(road.lab, "--role", "edge", "--uses", "2")
-    (installed.root / "root/token").write_text(token)
-    for asked, said in (("first", "installed edgelink-edge.service"), ("again", "installed already")):
-        began_s = time.monotonic()
-        joining = ("edgelink", "join", "--token-file", "/root/token", "--service", "--timeout", f"{READY_S:g}")
-        joined = installed.run(*joining, check=True)
-        assert lease(installed.wait_ready()) == ("10.10.0.3", 1, 1)
-        took_s = time.monotonic() - began_s
-        print(f"join --service, {asked}: Ready after {took_s:.1f} s: {joined.stdout}")
-        assert took_s < READY_S
-        assert said in joined.stdout
-    (installed.root / "root/token").unlink()
+    (installed.root / "root/token").write_text(make_token(road.lab, "--role", "edge", "--uses", "2"))
+    began_s = time.monotonic()
+    up = ("env", "SUDO_USER=robot", "edgelink", "up", "--token-file", "/root/token", "--timeout", f"{READY_S:g}")
+    came_up = installed.run(*up, check=True)
+    assert lease(installed.wait_ready()) == ("10.10.0.3", 1, 1)
+    took_s = time.monotonic() - began_s
+    print(f"up: Ready after {took_s:.1f} s: {came_up.stdout}")
+    assert took_s < READY_S
+    assert (installed.root / WITNESS).read_text().split() == [str(ROBOT)]
+    (installed.root / WITNESS).unlink()
+    written = yaml.safe_load(road.lab.host_path(EDGE, CONFIG).read_text())["ray"]
+    assert (written["python"], written["user"], written["num_cpus"]) == ("/opt/train/bin/python", "robot", 2)
+
+    daemon = installed.daemon_pid(UNIT)
+    assert installed.run(*up, check=True).returncode == 0
+    assert installed.daemon_pid(UNIT) == daemon
     shown = json.loads(installed.run("edgelink", "service", "status", "--json", check=True).stdout)
     unit = shown["units"][0]
     assert (unit["unit"], unit["file"], unit["enabled"], unit["restarts"]) == (UNIT, "current", True, 0)
     wait_until("the target is reached", lambda: installed.show(TARGET, "ActiveState"), wanted=lambda s: s == "active")
     security = installed.run("systemd-analyze", "security", "--no-pager", check=True).stdout
     print("\n".join(line for line in security.splitlines() if "edgelink" in line))
+
+
+def test_joining_with_a_service_is_the_same(installed: BootedNode) -> None:
+    """`join --service` with the token of before: the same lease, and the service is there already."""
+    joining = ("edgelink", "join", "--token-file", "/root/token", "--service", "--timeout", f"{READY_S:g}")
+    joined = installed.run(*joining, check=True)
+    assert lease(installed.wait_ready()) == ("10.10.0.3", 1, 1)
+    assert "installed already" in joined.stdout
+    (installed.root / "root/token").unlink()
 
 
 def test_doctor_finds_nothing_there(machine: BootedNode) -> None:
@@ -587,6 +614,25 @@ def test_a_robots_hook_is_not_in_the_daemons_sandbox(machine: BootedNode) -> Non
     wait_until("what it started has ended", lambda: not machine.path(Path(f"/proc/{left}")).exists())
     for path in ("/usr/local/bin/may-i", "/root/ask.py", "/root/probe.py"):
         machine.path(Path(path)).unlink(missing_ok=True)
+
+
+def test_down_keeps_the_place_and_up_brings_it_back(machine: BootedNode) -> None:
+    """Also over a boot: what is down stays down. Then the same address and rank."""
+    before, status = machine.children(), machine.status()
+    assert status is not None
+    machine.run("edgelink", "down", check=True)
+    assert alive(machine, before) == set()
+    machine.run("edgelink", "down", check=True)
+    assert machine.run("systemctl", "is-enabled", UNIT).stdout.strip() == "disabled"
+    machine.shut_down()
+    machine.boot()
+    machine.run("systemctl", "is-system-running", "--wait")
+    assert machine.show(UNIT, "ActiveState") == "inactive"
+
+    machine.run("edgelink", "up", check=True)
+    assert lease(machine.wait_ready()) == lease(status)
+    assert machine.run("systemctl", "is-enabled", UNIT).stdout.strip() == "enabled"
+    wait_until("the target is reached", lambda: machine.show(TARGET, "ActiveState"), wanted=lambda s: s == "active")
 
 
 def units(machine: BootedNode, *listing: str) -> list[str]:

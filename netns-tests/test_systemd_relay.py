@@ -1,4 +1,4 @@
-"""A relay on a machine booted by systemd: first start, restart, stop and reboot, with real EasyTier and Mosquitto."""
+"""A relay on a machine booted by systemd: `edgelink up`, restart, stop and reboot, with real EasyTier and Mosquitto."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from conftest import MakeLab
 from machines import children, wait_until
 
 from edgelink.lab import RELAY
+from edgelink.lab.topology import RELAY_ADDRESS
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.registry.token import Token
 
 UNIT = "edgelink-bootstrap.service"
 CHILDREN = ("edgelink-easytier.service", "edgelink-mosquitto.service")
@@ -24,18 +26,33 @@ if reason := booted.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture
-def machine(make_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
-    """The relay's machine, booted for the first time."""
-    lab = make_lab()
+@pytest.fixture(scope="module")
+def machine(make_shared_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
+    """The relay's machine, booted for the first time; EdgeLink is installed, and nothing else."""
+    lab = make_shared_lab()
     lab.up(edges=1)
     machine = BootedNode(lab, RELAY, find_easytier(None, default_cache_dir()))
     try:
-        machine.install("bootstrap", edgelink=installed_edgelink(tmp_path_factory))
+        machine.install(edgelink=installed_edgelink(tmp_path_factory))
         machine.boot()
         yield machine
     finally:
         machine.remove()
+
+
+def test_one_command_makes_the_relay(machine: BootedNode) -> None:
+    """Into a file it prints no token. Again, at a terminal: each command for another machine on a line of its own."""
+    relay = ("edgelink", "up", "--relay", "--advertise", str(RELAY_ADDRESS))
+    made = machine.run(*relay, check=True)
+    print(made.stdout)
+    first = machine.wait_ready()
+    assert "elt1_" not in made.stdout + made.stderr
+    shown = machine.run("script", "--quiet", "--return", "--command", " ".join(relay), "/dev/null", check=True).stdout
+    lines = [line.strip() for line in shown.splitlines()]
+    tokens = [line.removeprefix("sudo edgelink up ") for line in lines if line.startswith("sudo edgelink up ")]
+    assert len({Token.parse(token).token_id for token in tokens}) == 2  # a head's and an edge's
+    again = machine.wait_ready()
+    assert (again["network_id"], again["pid"]) == (first["network_id"], first["pid"])
 
 
 def test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit(machine: BootedNode) -> None:

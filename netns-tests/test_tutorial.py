@@ -31,7 +31,7 @@ PAGE = DOCS / "tutorial/three-machines.md"
 MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
 ALICE = 1001
 AS_ALICE = ("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "env", "HOME=/home/alice")
-SUDO = '#!/bin/sh\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin exec "$@"\n'
+SUDO = '#!/bin/sh\nSUDO_USER=alice PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin exec "$@"\n'
 COMMAND_S = 180.0
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]

@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from exposure import assert_as_documented
+from recorded_machine import RecordedMachine, tree
 
 from edgelink.api import schema
 from edgelink.cli import service, service_steps
@@ -47,18 +47,6 @@ PROTECTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class RecordedMachine(Machine):
-    """A root file system of the test's own; what systemd would be asked is written down, and answered from ``told``."""
-
-    asked: list[tuple[str, ...]] = field(default_factory=list)
-    told: dict[str, str] = field(default_factory=dict)
-
-    def systemctl(self, *arguments: str, good: tuple[int, ...] = (0,)) -> str:
-        self.asked.append(arguments)
-        return self.told.get(arguments[1], "") if arguments[0] == "show" else ""
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> RecordedMachine:
     return RecordedMachine(tmp_path / "root")
@@ -73,15 +61,6 @@ def install(machine: Machine, role: str = "edge", *, force: bool = False) -> int
     steps = to_install(machine, [role], files(role), force=force)
     do(steps, machine)
     return len(steps)
-
-
-def tree(machine: Machine) -> dict[str, str]:
-    """Every file and link below the machine's root."""
-    return {
-        str(path.relative_to(machine.root)): str(path.readlink()) if path.is_symlink() else path.read_text()
-        for path in machine.root.rglob("*")
-        if path.is_symlink() or path.is_file()
-    }
 
 
 def test_an_installation_is_four_files_and_a_link(machine: RecordedMachine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from edgelink.cli.options import (
     token_file_option,
     verbose_option,
 )
+
+if TYPE_CHECKING:
+    from edgelink.registry.payloads import Lease
 
 
 @click.command("join")
@@ -68,11 +72,16 @@ def command(
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)
     assert enrolment is not None  # read_token does not return without a token
     lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
-    rank = "none" if lease.preferred_rank is None else str(lease.preferred_rank)
-    click.echo(f"joined as {lease.hostname}: overlay IP {lease.overlay_ip}, preferred node rank {rank}")
+    click.echo(f"joined as {described(lease)}")
     if machine is None:
         click.echo(f"now run:  edgelink {lease.role.value}", err=True)
         return
     roles, steps = service_steps.installing(machine, VERBS[lease.role], config_path, force=False)
     service_steps.apply(steps, machine, roles)
     service_steps.start(machine, roles, timeout_s)
+
+
+def described(lease: Lease) -> str:
+    """Return this machine's place in words."""
+    rank = "none" if lease.preferred_rank is None else str(lease.preferred_rank)
+    return f"{lease.hostname}: overlay IP {lease.overlay_ip}, preferred node rank {rank}"

@@ -20,6 +20,8 @@ from edgelink import __version__
 from edgelink.errors import EdgelinkError, ExitCode
 
 _VERBS = {
+    "up": "make this machine a node, or with --relay the relay: enrol, configure, install the service, wait",
+    "down": "stop this machine's service and do not start it at boot; `up` brings it back",
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
     "registry": "show and change leases, free those of nodes that are gone; check, backup and restore",

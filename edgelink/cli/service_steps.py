@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from edgelink.api.client import DaemonNotRunningError
+from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import running_daemons
 from edgelink.cli.stopping import config_to_end_by
 from edgelink.cli.wait import wait_ready
@@ -52,7 +53,7 @@ def installing(
     Raises:
         UsageError, ConfigError: see :func:`chosen_roles` and :func:`to_install`.
     """
-    _require_the_machines_own_node()
+    require_the_machines_own_node()
     roles = chosen_roles(asked, roles_of(Paths.from_environment()))
     files = {file.path: file for role in roles for file in _files(machine, role, config_path)}
     return roles, to_install(machine, roles, files.values(), force=force)
@@ -129,8 +130,11 @@ def require_startable(machine: Machine, roles: Sequence[str]) -> None:
             )
 
 
-def start(machine: Machine, roles: Sequence[str], timeout_s: float) -> None:
+def start(machine: Machine, roles: Sequence[str], timeout_s: float, verb: str = "restart") -> None:
     """(Re)start the roles' units and return when this node is Ready.
+
+    Args:
+        verb: systemctl's; ``start`` leaves a daemon alone that runs.
 
     Raises:
         DeadlineError: it is not within ``timeout_s``; the service goes on trying.
@@ -146,7 +150,8 @@ def start(machine: Machine, roles: Sequence[str], timeout_s: float) -> None:
 
     for role in roles:
         try:
-            machine.systemctl("restart", unit_of(role))
+            with waiting_for(f"systemd starts {unit_of(role)}"):
+                machine.systemctl(verb, unit_of(role))
         except ServiceError:
             look_at_units()
             raise
@@ -172,7 +177,7 @@ def uninstall(
     """
     if purge and role is not None:
         raise click.UsageError("--purge removes the state of the whole machine: give it without ROLE")
-    _require_the_machines_own_node()
+    require_the_machines_own_node()
     machine, paths, clock = this_machine(), Paths.from_environment(), SystemClock()
     steps = to_uninstall(machine, role, force=force)
     if dry_run:
@@ -262,7 +267,8 @@ def _config_file(machine: Machine, role: str | None, config_path: Path | None) -
     return config_file_of(machine.read(unit_path(role)) or "") if role is not None else None
 
 
-def _require_the_machines_own_node() -> None:
+def require_the_machines_own_node() -> None:
+    """Raises UsageError where the variables say another place than the service's."""
     paths = Paths.from_environment()
     if (paths.state, paths.runtime) != (Paths.state, Paths.runtime):
         raise UsageError(

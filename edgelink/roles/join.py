@@ -10,6 +10,7 @@ from edgelink.registry.enrol import ANY_MACHINE, Machine
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
+from edgelink.registry.token import Token
 from edgelink.roles.enrolment import Enrolment, enrol
 
 
@@ -24,14 +25,18 @@ async def join(
         TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
     """
     private_directory(paths.state)
-    present = Membership.load(paths)
-    if present is not None and present.network_id != enrolment.token.network_id:
-        raise ConfigError(
-            f"this machine already belongs to network {present.network_id} as {present.lease.hostname}; "
-            f"the token is for network {enrolment.token.network_id}",
-            hint=f"stop its daemon and move {paths.state} away before joining another network",
-            reason="OtherNetwork",
-        )
+    refuse_other_network(Membership.load(paths), enrolment.token, paths)
     key = NodeKey.load_or_create(paths.node_key)
     membership = await enrol(enrolment, None, key, paths, config, clock, machine)
     return membership.lease
+
+
+def refuse_other_network(present: Membership | None, token: Token, paths: Paths) -> None:
+    """Raises ConfigError where this machine is a member of another network than the token's."""
+    if present is not None and present.network_id != token.network_id:
+        raise ConfigError(
+            f"this machine already belongs to network {present.network_id} as {present.lease.hostname}; "
+            f"the token is for network {token.network_id}",
+            hint=f"stop its daemon and move {paths.state} away before joining another network",
+            reason="OtherNetwork",
+        )

@@ -57,6 +57,13 @@ def relay_addresses(config: Config, hosts: tuple[str, ...]) -> RelayAddresses:
 
 
 def guessed_address() -> str:
+    """As :func:`outgoing_address`, and warn that it may be another one that nodes dial."""
+    address = outgoing_address()
+    log.warning("bootstrap.address_guessed", address=address, hint="give --advertise if nodes dial another one")
+    return address
+
+
+def outgoing_address() -> str:
     """The address of the interface that leads out of this machine.
 
     Raises:
@@ -70,9 +77,7 @@ def guessed_address() -> str:
                 "the relay's public address cannot be guessed: this machine has no default route",
                 hint="give it with --advertise ADDRESS (or relay.advertise)",
             ) from error
-        address = str(probe.getsockname()[0])
-    log.warning("bootstrap.address_guessed", address=address, hint="give --advertise if nodes dial another one")
-    return address
+        return str(probe.getsockname()[0])
 
 
 def stun_server(config: Config, conditions: ConditionSet, clock: Clock, others: Others) -> StunServer | None:

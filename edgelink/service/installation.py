@@ -11,7 +11,7 @@ from edgelink.process.service_manager import ONLINE, WAITS_FOR_ONLINE
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
 from edgelink.service.steps import Link, Machine, Remove, Step, Systemctl, Write
-from edgelink.service.units import ROLES, UnitFile, is_as_written, link_of, shared_paths, unit_of, unit_path
+from edgelink.service.units import ROLES, UNITS, UnitFile, is_as_written, link_of, shared_paths, unit_of, unit_path
 
 VERBS = {Role.RELAY: "bootstrap", Role.HEAD: "head", Role.EDGE: "edge"}
 _RELOAD = Systemctl(("daemon-reload",))
@@ -119,16 +119,28 @@ def to_uninstall(machine: Machine, asked: str | None, *, force: bool) -> list[St
             f"changed by hand: {', '.join(changed)}", hint="--force removes it all the same", reason="UnitChanged"
         )
     units = [path.name for path in paths if path.name.startswith("edgelink-")]
-    steps: list[Step] = []
-    if machine.is_booted and units:
-        # First what asks for the daemon's units; one that has failed is remembered until it is reset.
-        order = sorted(units, key=[ONLINE, WAITS_FOR_ONLINE].__contains__, reverse=True)
-        steps.append(Systemctl(("stop", *order)))
-        steps.append(Systemctl(("reset-failed", *order), may_fail=True))
-    steps += [Remove(path) for path in [*links, *paths]]
+    steps = [*_stopping(machine, units), *(Remove(path) for path in [*links, *paths])]
     if machine.is_booted and paths:
         steps.append(_RELOAD)
     return steps
+
+
+def to_disable(machine: Machine) -> list[Step]:
+    """What is to be done so that no installed role runs, nor is started at boot; the units stay."""
+    roles = installed_roles(machine)
+    units = [unit_of(role) for role in roles]
+    units += [path.name for path in shared_paths() if machine.read(path) is not None and path.parent == UNITS]
+    links = [link_of(role) for role in roles if machine.path(link_of(role)).is_symlink()]
+    reload = [_RELOAD] if machine.is_booted and links else []
+    return [*_stopping(machine, units), *map(Remove, links), *reload]
+
+
+def _stopping(machine: Machine, units: list[str]) -> list[Step]:
+    if not machine.is_booted or not units:
+        return []
+    # First what asks for the daemon's units; one that has failed is remembered until it is reset.
+    order = sorted(units, key=[ONLINE, WAITS_FOR_ONLINE].__contains__, reverse=True)
+    return [Systemctl(("stop", *order)), Systemctl(("reset-failed", *order), may_fail=True)]
 
 
 def drop_ins(machine: Machine) -> list[Path]:

@@ -1,0 +1,94 @@
+"""``edgelink up``: from an installed EdgeLink to a node, or a relay, that is Ready."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+import click
+
+from edgelink.cli.options import (
+    Duration,
+    config_option,
+    hostname_option,
+    labels_option,
+    read_token,
+    token_file_option,
+)
+
+
+@click.command("up")
+@click.argument("token", required=False)
+@token_file_option
+@click.option("--relay", is_flag=True, help="make this machine the relay; with TOKEN: one more relay of that network")
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="HOST",
+    help="--relay: public address or DNS name that other machines dial; may be repeated  [default: found, or asked]",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="the interpreter that has Ray and your training code  [default: found, or asked]",
+)
+@click.option("--user", help="account that Ray runs under  [default: whose --python is, else who called sudo]")
+@hostname_option
+@labels_option
+@click.option(
+    "--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long to wait until Ready"
+)
+@config_option
+def command(
+    *,
+    token: str | None,
+    token_file: str | None,
+    relay: bool,
+    advertise: tuple[str, ...],
+    python: Path | None,
+    user: str | None,
+    hostname: str | None,
+    labels: tuple[tuple[str, str], ...],
+    timeout_s: float,
+    config_path: Path | None,
+) -> None:
+    """Enrol this machine with TOKEN, write its configuration, install its service, and wait until it is Ready.
+
+    TOKEN is asked for on a terminal; - reads it from stdin. A machine that is enrolled needs none. After a failure the
+    same command goes on where it stopped. --relay makes the relay of a new network instead, and needs no token.
+
+    Exit status 75: it is not Ready yet; its service goes on trying.
+    """
+    text = read_token(token, token_file, required=False)
+    if text is not None and text == token:
+        hide_argument(token)
+    from edgelink import log
+    from edgelink.cli.up_steps import Wishes, bring_up
+
+    log.configure(verbose=False, quiet=True)
+    wishes = Wishes(
+        token=text,
+        relay=relay,
+        advertise=advertise,
+        python=None if python is None else python.absolute(),
+        user=user,
+        hostname=hostname,
+        labels=labels,
+        config_path=config_path,
+        can_ask=sys.stdin.isatty() and sys.stderr.isatty(),
+    )
+    try:
+        bring_up(wishes, timeout_s)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("edgelink: interrupted; the same command goes on where it stopped", err=True)
+        raise
+
+
+def hide_argument(secret: str) -> None:
+    """Overwrite ``secret`` in this process's command line, which every user of the machine can read."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the fields 48 and 49; see proc(5)
+    at = ctypes.string_at(begin, end - begin).find(secret.encode())
+    if at >= 0:
+        ctypes.memset(begin + at, ord("x"), len(secret.encode()))
