@@ -1,7 +1,7 @@
 """A member takes the head's overlay address: it gets no connection that it does not have already, and loses those.
 
 One lab serves all tests: relay, head and an edge with Ray, and the machine of a second edge, whose secret the thief
-has. The head's own uplink is cut meanwhile, so that what is for its address goes to the thief.
+has. The head's own EasyTier is cut off meanwhile, so that what is for its address goes to the thief.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EDGE, THIEF = "edge-1", "edge-2"
 HEAD_IP, EDGE_IP = "10.10.0.2", "10.10.0.3"
 GCS_PORT, RAYLET_PORT = 6379, 20001
 WRONG_WITHIN_S = 30.0  # EasyTier's own discovery of the other way is in it
-KEPT_AT_MOST_S = 90.0
+FOUND_WITHIN_S = 120.0  # of it 60 s of patience, and EasyTier's discovery
 SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 FAKE_HEAD = Path(__file__).with_name("fake_head.py")
 RESPONDER = "edgelink.overlay.echo_responder"
@@ -41,6 +41,11 @@ _KNOCKS = f"""table inet knocks {{
     ip saddr {EDGE_IP} tcp flags & (syn | ack) == syn counter
   }}
 }}"""
+
+_NO_OVERLAY = """table inet no_overlay {
+  chain in { type filter hook input priority 0; tcp sport 11010 drop; }
+  chain out { type filter hook output priority 0; tcp dport 11010 drop; }
+}"""
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
@@ -72,7 +77,7 @@ class FakeHead:
     def __init__(self, lab: Lab, stolen: Path, directory: Path, *, echoes: bool) -> None:
         self._lab = lab
         self._log = directory / "fake_head.log"
-        self._head = cut(lab, CLOUD)
+        lab.exec(CLOUD, ["nft", "-f", "-"], stdin=_NO_OVERLAY, check=True)
         lab.exec(THIEF, ["nft", "-f", "-"], stdin=_KNOCKS, check=True)
         self.began_s = time.time()
         ports = [str(GCS_PORT), str(RAYLET_PORT)]
@@ -94,16 +99,13 @@ class FakeHead:
         assert found, told
         return int(found[1])
 
-    def open_connections(self) -> int:
-        return len(self.events("accepted")) - len(self.events("ended"))
-
     def end(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait(10)
         self._intruder.end()
         self._lab.exec(THIEF, ["nft", "delete", "table", "inet", "knocks"], capture=True)
-        self._head.mend()
+        self._lab.exec(CLOUD, ["nft", "delete", "table", "inet", "no_overlay"], capture=True)
 
 
 @pytest.fixture
@@ -136,19 +138,15 @@ def test_a_ray_that_starts_says_nothing_to_a_fake_head(lab: Lab, thieves: Any) -
 
 
 @pytest.mark.parametrize("echoes", [True, pytest.param(False, marks=pytest.mark.long)], ids=["own key", "no echo"])
-def test_a_running_ray_gives_a_fake_head_nothing_more(lab: Lab, thieves: Any, *, echoes: bool) -> None:
+def test_a_running_ray_gives_a_fake_head_nothing(lab: Lab, thieves: Any, *, echoes: bool) -> None:
+    """The head is missed before anybody else can answer. Who answers no echo is found by the registry's word."""
     fake = thieves(echoes=echoes)
-    wait_until("it is found", lambda: is_found(lab), KEPT_AT_MOST_S + WRONG_WITHIN_S)
-    found_s = time.time()
-    first = min((event["at_s"] for event in fake.events("accepted")), default=found_s)
-    tokens = [event["at_s"] - fake.began_s for event in fake.events("heard") if event["has_token"]]
-    print(f"found {found_s - fake.began_s:.1f} s after it began, {found_s - first:.1f} s after the first connection")
-    print(f"{len(fake.events('accepted'))} connections, token after {tokens[:1]}")
-    wait_until("its connections end", lambda: fake.open_connections() == 0 or None, 10)
-    knocks = fake.knocks()
+    found_s = wait_until("it is found", lambda: is_found(lab) and time.time() - fake.began_s, FOUND_WITHIN_S)
     time.sleep(30)  # in which Ray tries again and again
-    assert fake.knocks() == knocks
-    assert found_s - first <= (WRONG_WITHIN_S if echoes else KEPT_AT_MOST_S)
+    print(f"found {found_s:.1f} s after it began")
+    assert fake.events("accepted") == []
+    assert fake.knocks() == 0
+    assert not echoes or found_s <= WRONG_WITHIN_S
 
 
 OUTAGES = {

@@ -577,14 +577,16 @@ async def test_a_head_that_could_prove_itself_and_does_not_lets_all_run_and_noth
     network.proofs[HEADS] = Proof.UNPROVEN
     await network.until("Reachable", 1)
     assert not network.board.facts.peers_connected
-    assert "a start of Ray waits for the proof" in network.message
+    assert "cloud does not prove who it is: new connections with it wait" in network.message
     await network.run(90)
+    assert network.board.facts.doubted == {CLOUD}
     assert network.reason == "Reachable", "nobody is fenced for a missing proof"
     assert network.board.facts.impostors == frozenset()
     network.proofs[HEADS] = Proof.PROVEN
     await network.run(1)
     assert network.board.facts.peers_connected
-    assert "proof" not in network.message
+    assert network.board.facts.doubted == frozenset()
+    assert "prove" not in network.message
 
 
 @pytest.mark.parametrize("outage_s", [30, 60, 120])
@@ -593,10 +595,12 @@ async def test_an_outage_fences_nobody_and_forgets_no_proof(outage_s: int) -> No
     await network.until("Reachable", 1)
     network.alive = set()
     await network.run(outage_s)
-    assert network.board.facts.impostors == frozenset()
+    facts = network.board.facts
+    assert (facts.impostors, facts.doubted) == (frozenset(), {CLOUD})
     network.alive = {RELAY, CLOUD}
     await network.until("Reachable", 3)
     assert network.board.facts.peers_connected
+    assert network.board.facts.doubted == frozenset()
 
 
 async def test_a_head_of_an_older_version_counts_as_before_and_is_told_of() -> None:
@@ -605,6 +609,7 @@ async def test_a_head_of_an_older_version_counts_as_before_and_is_told_of() -> N
     await network.until("Reachable", 1)
     assert network.board.facts.peers_connected
     assert "cloud does not prove who it is" in network.message
+    assert network.board.facts.doubted == frozenset()
     asked = len(network.asked)
     await network.run(7)
     assert len(network.asked) == asked, "no oftener than before"
@@ -731,3 +736,16 @@ async def test_a_new_connection_with_the_head_has_it_asked_at_once() -> None:
     assert network.reason == "Reachable", "it is heard, and not asked"
     network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({8})})
     assert await network.until("PeerNotWhoItSays", 3) <= 3
+
+
+async def test_one_lost_echo_holds_nothing_back() -> None:
+    network = proving()
+    await network.until("Reachable", 1)
+    network.alive = {RELAY}
+    network.peers.ask_now()
+    for _ in range(2):
+        await network.step()
+    assert network.board.facts.doubted == frozenset()
+    network.alive = {RELAY, CLOUD}
+    await network.run(30)
+    assert network.board.facts.doubted == frozenset()

@@ -62,6 +62,8 @@ class Facts:
             is so, in seconds on the monotonic clock.
         disowned: hostname of each node that told the registry meanwhile that its echo is up; and since when it is
             unproven.
+        doubted: overlay address of each node that can prove who it is and does not, or is silent: no connection with it
+            begins.
         impostors: overlay addresses where somebody else than the holder has answered, and the holder not since.
         peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
         nobody_answers: none of the nodes whose silence counts answers over the overlay. Derived.
@@ -125,6 +127,7 @@ class Facts:
     proven: frozenset[str] = frozenset()
     unproven: Mapping[str, float] = field(default_factory=dict)
     disowned: Mapping[str, float] = field(default_factory=dict)
+    doubted: frozenset[IPv4Address] = frozenset()
     impostors: frozenset[IPv4Address] = frozenset()
     peers_connected: bool = False
     nobody_answers: bool = False

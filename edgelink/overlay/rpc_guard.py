@@ -34,6 +34,7 @@ OPEN_WITHOUT = (
 DEAD_PATHS = "dead_paths"  # the other end's address and port, and our port
 PUNCHING_OVER = "punching_over"  # holds `udp` while EasyTier may not punch holes
 STUN_OVER = "stun_over"  # the servers that EasyTier may not ask at present
+DOUBTED = "doubted"  # addresses with which no connection begins at present
 # EasyTier's UdpPacketType::HolePunch with its 16 random bytes, and its STUN question with CHANGE-REQUEST (v2.6.4,
 # src/tunnel/udp.rs and src/common/stun.rs). Our own questions to these servers are 8 bytes shorter.
 _PUNCH = "udp length 32 @th,96,32 0x05001000"
@@ -61,12 +62,18 @@ def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -
     type ipv4_addr . inet_service
     flags timeout
   }}
+  set {DOUBTED} {{
+    type ipv4_addr
+    flags timeout
+  }}
   chain input {{
     type filter hook input priority filter; policy accept;
+    ip saddr @{DOUBTED} {OPENING} counter drop comment "{MARK}"
     iifname != "lo" tcp dport {rpc_port} {OPENING} counter drop comment "{MARK}"
   }}
   chain output {{
     type filter hook output priority filter; policy accept;
+    ip daddr @{DOUBTED} {OPENING} counter drop comment "{MARK}"
     oifname "lo" tcp dport {rpc_port} meta skuid != 0 counter reject with tcp reset comment "{MARK}"
     ip daddr . udp dport . udp sport @{DEAD_PATHS} counter drop comment "{MARK}"
     meta l4proto @{PUNCHING_OVER} {_PUNCH} counter drop comment "{MARK}"

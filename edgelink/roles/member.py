@@ -23,6 +23,7 @@ from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
+from edgelink.overlay.new_connections import NewConnections
 from edgelink.overlay.punching import PunchLimit
 from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import Life
@@ -219,6 +220,7 @@ class Member(Daemon):
             conditions=self.conditions,
             clock=self.clock,
         )
+        new_connections = NewConnections(board=self.board, guard=self.parts.overlay.guard, clock=self.clock)
         trial = SecretTrial(board=self.board, overlay=self.parts, clock=self.clock)
         self._parts: list[Part[Any, Any]] = [
             StatusTeller(self.board, self.registry.publish_status, self.clock),
@@ -231,6 +233,7 @@ class Member(Daemon):
             self._secret_epochs,
             RobotHold(board=self.board, hook=hook),
             *([trial] if self.config.overlay.kind == "easytier" else []),
+            *([new_connections] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
             *([self._punch_limit] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
         ]
         self.board.require_writers(_UNWRITTEN[self.role])

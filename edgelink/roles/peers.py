@@ -105,6 +105,11 @@ class Known:
         """Whether it does not answer, and one lost packet is not the cause."""
         return self.silences >= _SILENCE_TRIES
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it does not prove who it is, or is silent, and one lost packet is not the cause."""
+        return self.is_silent or self.unproven >= _SILENCE_TRIES
+
     def is_same(self, other: Known) -> bool:
         """Whether both are one node at one address."""
         return (self.overlay_ip, self.identity) == (other.overlay_ip, other.identity)
@@ -140,6 +145,7 @@ ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
 SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
 PROVEN: Final[Fact[frozenset[str]]] = Fact("proven")
 UNPROVEN: Final[Fact[Mapping[str, float]]] = Fact("unproven")
+DOUBTED: Final[Fact[frozenset[IPv4Address]]] = Fact("doubted")
 IMPOSTORS: Final[Fact[frozenset[IPv4Address]]] = Fact("impostors")
 
 
@@ -247,6 +253,13 @@ class Seen:
         """Where somebody else has answered, and the right node not since."""
         return frozenset(known.overlay_ip for known in self.known.values() if known.proof is Proof.WRONG)
 
+    @property
+    def doubted(self) -> frozenset[IPv4Address]:
+        """Who could prove who it is, and has not for some questions. One lost packet is no doubt."""
+        provers = frozenset[str]() if self.look is None else self.look.targets.provers
+        doubtful = [self.known[name] for name in provers & self.known.keys() if self.known[name].is_doubtful]
+        return frozenset(known.overlay_ip for known in doubtful)
+
     def unproven(self, at_s: float) -> dict[str, float]:
         """Who could prove itself, is heard and does not; since when that is so without a pause."""
         provers = frozenset[str]() if self.look is None else self.look.targets.provers
@@ -302,6 +315,7 @@ class Peers(Part[Inputs, Do]):
         self._put_silent = board.claim(SILENT, self.name)
         self._put_proven = board.claim(PROVEN, self.name)
         self._put_unproven = board.claim(UNPROVEN, self.name)
+        self._put_doubted = board.claim(DOUBTED, self.name)
         self._put_impostors = board.claim(IMPOSTORS, self.name)
         self._conditions = conditions
         self._clock = clock
@@ -388,6 +402,7 @@ class Peers(Part[Inputs, Do]):
         self._put_silent(own.silent)
         self._put_proven(own.proven)
         self._put_unproven(own.unproven(self._clock.monotonic_s()))
+        self._put_doubted(own.doubted)
         self._put_impostors(own.impostors)
 
     async def _look(self, look: Look) -> None:
@@ -524,7 +539,7 @@ def _proofs_in_words(own: Seen, targets: Targets) -> str:
     """Who answers and does not prove who it is, where that matters, and who is somebody else."""
     proven, told = own.proven, ""
     if lacking := [name for name in targets.needed if name in targets.provers and name not in proven]:
-        told += f"; {few(lacking)} does not prove who it is: what runs goes on, a start of Ray waits for the proof"
+        told += f"; {few(lacking)} does not prove who it is: new connections with it wait, and so does a start of Ray"
     if older := [name for name in targets.needed if name not in targets.provers and name not in proven]:
         told += f"; {few(older)} does not prove who it is: its EdgeLink is older, or its echo is not up"
     if wrong := [name for name, known in own.known.items() if known.proof is Proof.WRONG]:
