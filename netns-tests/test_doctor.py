@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 from conftest import MakeLab
 from faults import drop_sent, narrow_uplink, pids_of, processes
-from machines import Found, brought_up_on, overlay_ip, push_s, told_by_doctor, wait_until, wrong
+from machines import Found, brought_up_on, overlay_ip, push_s, status_of, told_by_doctor, wait_until, wrong
 from overlay_lab import RELAY_ADDRESS
 
 from edgelink.config import Paths
@@ -235,7 +235,7 @@ def captive_portal(lab: Lab, *, cuts: bool = False) -> Iterator[dict[str, str]]:
     answers.stdout.readline()
     leads = f"chain n {{ type nat hook prerouting priority -110; ip saddr {lan} meta l4proto tcp redirect to :8080; }}"
     drops = f"chain f {{ type filter hook forward priority -10; ip saddr {lan} drop; }}" if cuts else ""
-    run(lab, router, "nft", "-f", "-", stdin=f"table ip portal {{ {leads} {drops} }}\n")
+    run(lab, router, "nft", "-f", "-", stdin=f"table ip portal {{\n{leads}\n{drops}\n}}\n")
     yield {}
     run(lab, router, "nft", "delete", "table", "ip", "portal")
     answers.kill()
@@ -496,8 +496,7 @@ def test_a_captive_portal_is_named_by_status_and_by_doctor(road: Road, doctor: D
     """A hotel's router answers all TCP with a page and lets nothing through. Then somebody logs in."""
 
     def reason() -> str:
-        status = json.loads(run(road.lab, EDGE, "edgelink", "status", "--json"))
-        told = {each["type"]: each for each in status["daemons"][0]["conditions"]}["PeersReachable"]
+        told = {each["type"]: each for each in status_of(road.lab, EDGE)["conditions"]}["PeersReachable"]
         return f"{told['reason']}: {told['message']}"
 
     with captive_portal(road.lab, cuts=True):
@@ -518,7 +517,10 @@ IPV6 = {
 
 
 def give_ipv6(lab: Lab) -> None:
-    """Addresses and routes between the edge and the relay."""
+    """Addresses and routes between the edge and the relay. The edge's router drops what nobody inside asked for."""
+    run(
+        lab, f"{EDGE}-nat", "nft", "insert", "rule", "inet", "filter", "input", "meta", "l4proto", "ipv6-icmp", "accept"
+    )
     for node, parts in IPV6.items():
         run(lab, node, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
         for part in parts:

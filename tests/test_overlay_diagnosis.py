@@ -118,17 +118,20 @@ def test_a_black_hole_is_no_firewall() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "broker_away", "reason", "words"),
+    ("rows", "broker_away", "is_stuck", "reason", "words"),
     [
-        ([SELF, row(RELAY, "relay")], "no TLS: a portal", "RelayUnreachable", "no TLS: a portal"),
-        ([SELF], "no TLS: a portal", "RelayUnreachable", "no TLS: a portal"),
-        ([SELF, row(RELAY, "relay")], "", "NobodyAnswers", "this machine's uplink"),
-        ([SELF], "", "RelayUnreachable", "nothing listens"),
+        ([SELF, row(RELAY, "relay")], "no TLS: a portal", True, "RelayUnreachable", "no TLS: a portal"),
+        ([SELF], "no TLS: a portal", False, "RelayUnreachable", "no TLS: a portal"),
+        ([SELF, row(RELAY, "relay")], "", False, "NobodyAnswers", "this machine's uplink"),
+        ([SELF, row(RELAY, "relay")], None, True, "NobodyAnswers", "this machine's uplink"),
+        ([SELF], "", False, "RelayUnreachable", "nothing listens"),
     ],
 )
-def test_what_the_brokers_client_knows_counts(rows: list[Peer], broker_away: str, reason: str, words: str) -> None:
+def test_what_is_known_outside_of_the_overlay_counts(
+    rows: list[Peer], broker_away: str | None, is_stuck: bool, reason: str, words: str
+) -> None:
     """EasyTier lists whom it has lost for some seconds, which is no reason to look at a firewall far away."""
-    found = diagnose(rows, ERROR_2_6_4, DIALLED, [RELAY, HEAD], broker_away=broker_away)
+    found = diagnose(rows, ERROR_2_6_4, DIALLED, [RELAY, HEAD], broker_away=broker_away, uplink_is_stuck=is_stuck)
     assert (found.reason, words in found.message, "firewall" in found.message) == (reason, True, False)
 
 

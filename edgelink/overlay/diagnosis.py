@@ -40,6 +40,8 @@ def diagnose(
     wanted: Iterable[IPv4Address],
     holes: Sequence[str] = (),
     broker_away: str | None = None,
+    *,
+    uplink_is_stuck: bool = False,
 ) -> Diagnosis:
     """The likeliest cause.
 
@@ -50,6 +52,7 @@ def diagnose(
         wanted: who does not answer.
         holes: the other ends of its TCP connections to which full packets do not get through.
         broker_away: None where the relay's broker answers, what answers in its place, or "" where nothing does.
+        uplink_is_stuck: what EasyTier sends over TCP is not acknowledged.
     """
     if broker_away:
         return Diagnosis("RelayUnreachable", broker_away)
@@ -69,11 +72,11 @@ def diagnose(
         )
     missing = set(wanted)
     if listed := [row.hostname for row in others if row.ipv4 in missing]:
-        if broker_away is not None:
+        if broker_away is not None or uplink_is_stuck:
             return Diagnosis(
                 "NobodyAnswers",
-                f"EasyTier lists {', '.join(listed)}, as it does for some seconds after a cut, and the relay's broker "
-                "does not answer either: check this machine's uplink, and that the relay is up",
+                f"EasyTier lists {', '.join(listed)}, as it does for some seconds after a cut, but the relay does not "
+                "answer outside of the overlay either: check this machine's uplink, and that the relay is up",
             )
         return Diagnosis(
             "NobodyAnswers",

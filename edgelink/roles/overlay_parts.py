@@ -305,8 +305,15 @@ class OverlayParts:
             return None
         identity = self.process.identity
         holes = [] if identity is None else await asyncio.to_thread(self._machine.black_holes, identity.pid)
-        said, broker_away = self.process.last_words(_WORDS_LINES), self._board.facts.broker_away
-        return diagnose(rows, said, spec.peers, wanted, holes, broker_away)
+        return diagnose(
+            rows,
+            self.process.last_words(_WORDS_LINES),
+            spec.peers,
+            wanted,
+            holes,
+            self._board.facts.broker_away,
+            uplink_is_stuck=(await self.traffic()).uplink_is_stuck,
+        )
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
         """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""
