@@ -89,8 +89,9 @@ class Chatter:
 
 def rules(lab: Lab, node: str) -> str:
     """The rule about what comes from revoked nodes. Empty: there is none."""
-    show = ["nft", "list", "chain", "inet", "edgelink_easytier", "from_revoked"]
-    return lab.exec(node, show, capture=True).stdout
+    show = ["nft", "list", "chain", "inet", "edgelink_easytier", "from_members"]
+    told = lab.exec(node, show, capture=True).stdout.splitlines()
+    return "".join(line for line in told if "from_revoked" in line)
 
 
 def dropped(lab: Lab, node: str) -> int:

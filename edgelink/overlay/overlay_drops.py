@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 
 from edgelink.overlay.nft import MARK
 from edgelink.overlay.overlay_rules import OverlayRules
@@ -122,43 +122,45 @@ def in_words(dropped: Sequence[Dropped]) -> str:
 
 
 def drop_chains(device: str, rules: OverlayRules) -> str:
-    """The sets and chains of EasyTier's table for the overlay's ``device``; pure."""
-    return _without_revoked(device, rules.revoked) + _kept_on(device, rules)
+    """The sets and chains of EasyTier's table for the overlay's ``device``; pure.
 
-
-def _without_revoked(device: str, revoked: Collection[IPv4Address]) -> str:
-    if not revoked:
-        return ""
-    return f"""  chain from_revoked {{
-    type filter hook prerouting priority raw; policy accept;
-    iifname "{device}" ip saddr {_set_of(revoked)} {_drop(Kind.FROM_REVOKED)}
-  }}
-  chain to_revoked {{
-    type filter hook postrouting priority filter; policy accept;
-    oifname "{device}" ip daddr {_set_of(revoked)} {_drop(Kind.TO_REVOKED)}
-  }}
-"""
-
-
-def _kept_on(device: str, rules: OverlayRules) -> str:
-    if rules.overlay_ip is None:
-        return ""
-    own, network = rules.overlay_ip.ip, rules.overlay_ip.network
-    let_in = (
-        f'    iifname "{device}" ip saddr {_set_of(rules.usable)} accept comment "{MARK}"\n' if rules.usable else ""
+    What comes from or goes to revoked nodes is dropped first, so that it counts as that: nobody holds their addresses.
+    """
+    leaves, comes_in = [], []
+    if rules.revoked:
+        leaves = [f'oifname "{device}" ip daddr {_set_of(rules.revoked)} {_drop(Kind.TO_REVOKED)}']
+        comes_in = [f'iifname "{device}" ip saddr {_set_of(rules.revoked)} {_drop(Kind.FROM_REVOKED)}']
+    sets = ""
+    if rules.overlay_ip is not None:
+        sets = "".join(map(_noted_set, _UNEXPECTED))
+        leaves += _kept_on(device, rules.overlay_ip)
+        comes_in += _let_in(device, rules.overlay_ip, rules.usable)
+    return (
+        sets
+        + _chain("to_members", "postrouting priority filter", leaves)
+        + _chain("from_members", "prerouting priority raw", comes_in)
     )
-    others = _noted_drop(f'iifname "{device}" meta nfproto ipv4', Kind.UNLEASED) if rules.usable else ""
-    return f"""{"".join(map(_noted_set, _UNEXPECTED))}  chain to_members {{
-    type filter hook postrouting priority filter; policy accept;
-    oifname "lo" ip daddr {own} accept comment "{MARK}"
-{_noted_drop(f'oifname != "{device}" ip daddr {network}', Kind.TO_MEMBER, "oifname")}  }}
-  chain from_members {{
-    type filter hook prerouting priority raw; policy accept;
-{let_in}    iifname "lo" ip saddr {own} accept comment "{MARK}"
-{_noted_drop(f'iifname != "{device}" ip saddr {network}', Kind.FROM_MEMBER)}\
-{_noted_drop(f'iifname "{device}" ip saddr != {network}', Kind.FOREIGN)}\
-{others}  }}
-"""
+
+
+def _kept_on(device: str, overlay_ip: IPv4Interface) -> list[str]:
+    picks = f'oifname != "{device}" ip daddr {overlay_ip.network}'
+    own = f'oifname "lo" ip daddr {overlay_ip.ip} accept comment "{MARK}"'
+    return [own, *_noted_drop(picks, Kind.TO_MEMBER, "oifname")]
+
+
+def _let_in(device: str, overlay_ip: IPv4Interface, usable: Collection[IPv4Address] | None) -> list[str]:
+    own = f'iifname "lo" ip saddr {overlay_ip.ip} accept comment "{MARK}"'
+    beside = _noted_drop(f'iifname != "{device}" ip saddr {overlay_ip.network}', Kind.FROM_MEMBER)
+    foreign = _noted_drop(f'iifname "{device}" ip saddr != {overlay_ip.network}', Kind.FOREIGN)
+    if not usable:
+        return [own, *beside, *foreign]
+    members = f'iifname "{device}" ip saddr {_set_of(usable)} accept comment "{MARK}"'
+    return [members, own, *beside, *foreign, *_noted_drop(f'iifname "{device}" meta nfproto ipv4', Kind.UNLEASED)]
+
+
+def _chain(name: str, hook: str, rules: Sequence[str]) -> str:
+    lines = "".join(f"    {rule}\n" for rule in rules)
+    return f"  chain {name} {{\n    type filter hook {hook}; policy accept;\n{lines}  }}\n" if rules else ""
 
 
 def _noted_set(kind: Kind) -> str:
@@ -171,9 +173,9 @@ def _noted_set(kind: Kind) -> str:
 """
 
 
-def _noted_drop(picks: str, kind: Kind, device: str = "iifname") -> str:
+def _noted_drop(picks: str, kind: Kind, device: str = "iifname") -> list[str]:
     noted = f'{picks} update @{_NOTED}{kind} {{ {device} . ip saddr . ip daddr }} comment "{MARK}"'
-    return f"    {noted}\n    {picks} {_drop(kind)}\n"
+    return [noted, f"{picks} {_drop(kind)}"]
 
 
 def _drop(kind: Kind) -> str:
