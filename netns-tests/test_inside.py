@@ -19,7 +19,7 @@ from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
 
-NODE, HEAD, MEMBER, CONTAINER = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2"
+NODE, HEAD, MEMBER, CONTAINER, BRIDGE = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2", "172.17.0.1"
 SSH, JUPYTER, GCS, RENDEZVOUS, PUBLISHED, ROS = 22, 8888, 6379, 45000, 8080, 7447
 ECHO, NOBODYS = 9749, 9
 OWN = frozenset(
@@ -142,6 +142,7 @@ def world() -> Iterator[World]:
         )
         addresses = (f"ip address add {address}/24 dev et0" for address in (MEMBER, HEAD))
         member.sh("ip link set lo up", "ip link set et0 up", *addresses)
+        member.sh(f"ip route add 172.17.0.0/24 via {NODE}")  # root of a member can send to whatever address
         container.sh(
             f"ip link set lo up; ip address add {CONTAINER}/24 dev eth0; ip link set eth0 up",
             "ip route add default via 172.17.0.1",
@@ -150,7 +151,7 @@ def world() -> Iterator[World]:
         for where, ports in (
             (node, (SSH, JUPYTER, GCS, RENDEZVOUS, ROS, ECHO)),
             (member, (53, 123)),
-            (container, (80,)),
+            (container, (80, RENDEZVOUS)),
         ):
             serving = subprocess.Popen(
                 where.argv(sys.executable, "-c", _SERVE, *map(str, ports)), stdout=subprocess.PIPE
@@ -171,11 +172,22 @@ def as_before(world: World) -> Iterator[None]:
 TCP = [f"tcp/{port}" for port in (SSH, JUPYTER, GCS, RENDEZVOUS, PUBLISHED)]
 UDP = [f"udp/{port}" for port in (JUPYTER, RENDEZVOUS, ROS, ECHO)]
 REFUSED = "ConnectionRefusedError"
+OPENED = (f"tcp/{RENDEZVOUS}", f"udp/{RENDEZVOUS}")
+BEYOND = (CONTAINER, BRIDGE)
 
 
 def test_without_the_rules_a_member_reaches_all_of_it(world: World) -> None:
     """So the other tests see what they have to see."""
     assert world.member.tries(MEMBER, NODE, *TCP, *UDP) == dict.fromkeys([*TCP, *UDP], "answers")
+    for beyond in BEYOND:
+        assert world.member.tries(MEMBER, beyond, OPENED[0]) == {OPENED[0]: "answers"}
+
+
+def test_a_member_gets_no_further_than_to_the_node_itself(world: World) -> None:
+    """The node is a router for its containers. A port that is open on it is open neither there nor on its LAN."""
+    world.close()
+    for beyond in BEYOND:
+        assert world.member.tries(MEMBER, beyond, *OPENED) == dict.fromkeys(OPENED, "TimeoutError late")
 
 
 def test_a_member_reaches_what_is_open_and_is_refused_the_rest_at_once(world: World) -> None:

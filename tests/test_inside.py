@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +176,16 @@ def test_who_is_meant_by_what_is_allowed() -> None:
 
 def rules(*openings: Opening, refuses: bool = True) -> list[str]:
     """The rules of the chain that everything on the overlay's device passes, in order."""
-    text = closing_chains("et7", openings, refuses=refuses)
+    text = closing_chains("et7", IPv4Interface("10.10.0.3/24"), openings, refuses=refuses)
     chain = text[text.index("chain inside") :].split("\n")[2:]
     return [line.strip().partition(" comment")[0] for line in chain if " comment" in line]
 
 
 def test_packets_of_connections_and_of_other_devices_pass_first() -> None:
     """The rules cost what runs next to nothing."""
-    assert rules(Opening("tcp", 1, 2))[:2] == [
+    assert rules(Opening("tcp", 1, 2))[:3] == [
         'iifname != "et7" accept',
+        "ip daddr != { 10.10.0.3, 10.10.0.255, 224.0.0.0/4, 255.255.255.255 } counter drop",
         "tcp flags & (fin|syn|rst|ack) != syn accept",
     ]
 

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from typing import Literal
 
 from edgelink.overlay.nft import MARK
@@ -60,8 +60,11 @@ def refuses_early(release: str = "") -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= _REFUSES_EARLY
 
 
-def closing_chains(device: str, openings: Collection[Opening], *, refuses: bool) -> str:
+def closing_chains(device: str, own: IPv4Interface, openings: Collection[Opening], *, refuses: bool) -> str:
     """Return the chains that close everything but ``openings`` on ``device``, and the set that they need.
+
+    What is for another address than ``own`` is dropped: root of a node could send it on by this machine, which may be a
+    router for its containers, to its containers and its LAN.
 
     Args:
         refuses: whether the kernel answers a closed port at once. Else it drops the packet.
@@ -71,6 +74,7 @@ def closing_chains(device: str, openings: Collection[Opening], *, refuses: bool)
     asks = f"udp sport != {udp}" if udp else "meta l4proto udp"  # their answers come in anyway
     rules = [
         f'iifname != "{device}" accept',
+        f"ip daddr != {{ {own.ip}, {own.network.broadcast_address}, 224.0.0.0/4, 255.255.255.255 }} counter drop",
         "tcp flags & (fin|syn|rst|ack) != syn accept",
         "meta nfproto ipv6 counter drop",  # the overlay has none
         *_accepted(to_all),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from edgelink.overlay import impostors
 from edgelink.overlay.nft import MARK, OPENING, Table
-from edgelink.overlay.openings import Opening, closing_chains, refuses_early
+from edgelink.overlay.openings import closing_chains, refuses_early
 from edgelink.overlay.overlay_drops import drop_chains
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 
@@ -80,9 +80,11 @@ def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -
     ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
-{drop_chains(device, rules)}{impostors.chains(device, rules.impostors)}{_closed(device, rules.openings)}""",
+{drop_chains(device, rules)}{impostors.chains(device, rules.impostors)}{_closed(device, rules)}""",
     )
 
 
-def _closed(device: str, openings: frozenset[Opening] | None) -> str:
-    return "" if openings is None else closing_chains(device, openings, refuses=refuses_early())
+def _closed(device: str, rules: OverlayRules) -> str:
+    if rules.openings is None or rules.overlay_ip is None:
+        return ""
+    return closing_chains(device, rules.overlay_ip, rules.openings, refuses=refuses_early())
