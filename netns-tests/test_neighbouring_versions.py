@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -129,6 +130,9 @@ def test_neighbours_work_together(make_lab: MakeLab, previous: Path, older: froz
         change_the_secret(mixed)
     elif RELAY not in older:
         refuse_to_change_the_secret(mixed, older)
+    if RELAY not in older and not follows_access(previous):
+        assert behind_access_rules(mixed) == older
+        work_together(mixed, tmp_path)
 
     for node in sorted(older, key=NODES.index):
         mixed.upgrade(node)
@@ -138,6 +142,7 @@ def test_neighbours_work_together(make_lab: MakeLab, previous: Path, older: froz
     work_together(mixed, tmp_path)
     for node in NODES:
         wait_for_condition(mixed.lab, node, "SecretCurrent", "Current")
+    assert behind_access_rules(mixed) == set()
     change_the_secret(mixed)
 
 
@@ -198,6 +203,16 @@ def work_together(mixed: Mixed, directory: Path) -> None:
     cluster = write_demo_cluster(directory / "cluster.yaml", len(EDGES))
     told = mixed.edgelink(CLOUD, "run", "--cluster", str(cluster), "--", "python", "-c", _COUNT)
     assert f"alive: {len(MEMBERS)}" in told.stdout
+
+
+def behind_access_rules(mixed: Mixed) -> set[str]:
+    """Open a port on all nodes to the head; who does not follow, as the command says."""
+    told = mixed.edgelink(RELAY, "access", "allow", "all", "tcp/7878", "--from", "head", "--json").stdout
+    return {node["hostname"] for node in json.loads(told)["behind"]}
+
+
+def follows_access(previous: Path) -> bool:
+    return (previous / "edgelink/registry/access_watch.py").exists()
 
 
 def follows_secrets(previous: Path) -> bool:
