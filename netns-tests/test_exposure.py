@@ -88,8 +88,9 @@ _NOTEBOOK = f"""
 import socket, sys
 end = socket.create_server((sys.argv[1], {JUPYTER}))
 print("listening", flush=True)
+held = []
 while True:
-    end.accept()
+    held.append(end.accept())
 """
 
 
@@ -585,16 +586,17 @@ def tables_of(lab: Lab, node: str) -> set[str]:
     return set(lab.exec(node, ["nft", "list", "tables"], capture=True, check=True).stdout.splitlines())
 
 
+def restart(road: Road, **env: Any) -> None:
+    """The edge's daemon is killed, and the next one has these variables."""
+    road.lab.kill(EDGE)
+    road.lab.start(EDGE, env=env)
+    road.wait_ready(EDGE)
+
+
 def test_with_the_firewall_off_the_scan_finds_ray(road: Road) -> None:
     """`firewall: off`, which says so; so the scan sees what it has to see. Switched on again, it is closed again."""
     lab = road.lab
-
-    def restart(**env: Any) -> None:
-        lab.kill(EDGE)
-        lab.start(EDGE, env=env)
-        road.wait_ready(EDGE)
-
-    restart(EDGELINK_FIREWALL="off")
+    restart(road, EDGELINK_FIREWALL="off")
     wait_for_condition(lab, EDGE, "Shielded", "SwitchedOff")
     wait_until("the tables are gone", lambda: not any("edgelink" in table for table in tables_of(lab, EDGE)))
     found = port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE])
@@ -605,8 +607,39 @@ def test_with_the_firewall_off_the_scan_finds_ray(road: Road) -> None:
     assert "tcp 20001" in seen["message"]
     seen = looked_over_overlay(lab, CLOUD, EDGE)
     assert (seen["verdict"], f"tcp {JUPYTER}" in seen["message"]) == ("limited", True), seen
-    restart()
+    restart(road)
     wait_for_condition(lab, EDGE, "Shielded", "RulesInPlace")
     assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], some=found) == documented(
         "edges", "neighbours", "tcp"
     )
+
+
+_CONNECT = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10):
+    print("connected", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_an_upgrade_leaves_open_what_a_member_uses(road: Road, tmp_path: Path) -> None:
+    """The edge had a version that closed nothing. Its notebook stays open until the operator answers."""
+    lab, address, asked = road.lab, overlay_ip(road.lab, EDGE), {JUPYTER, EASYTIERS}
+    restart(road, EDGELINK_FIREWALL="off")
+    assert port_scan.open_tcp_ports(lab, CLOUD, address, some=asked) == asked
+    connected = lab.popen(CLOUD, ["python", "-c", _CONNECT, address, str(JUPYTER)], tmp_path / "connected.log")
+    try:
+        wait_until("the head is connected", (tmp_path / "connected.log").read_text)
+        lab.host_path(EDGE, Paths().left_open_of("node")).unlink(missing_ok=True)
+        restart(road)
+        told = wait_for_condition(lab, EDGE, "Shielded", "LeftOpen")
+        assert f"tcp {JUPYTER} (python" in str(told)
+        assert f"used by {CLOUD})" in str(told)
+        assert port_scan.open_tcp_ports(lab, CLOUD, address, some=asked) == {JUPYTER}
+        restart(road, EDGELINK_FIREWALL__OVERLAY_ALLOW="[]")
+        wait_for_condition(lab, EDGE, "Shielded", "RulesInPlace")
+        assert port_scan.open_tcp_ports(lab, CLOUD, address, some=asked) == set()
+        assert connected.poll() is None, "what is connected goes on"
+    finally:
+        connected.kill()
+        connected.wait()
