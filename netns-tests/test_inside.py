@@ -21,7 +21,7 @@ from edgelink.overlay.rpc_guard import rpc_guard
 
 NODE, HEAD, MEMBER, CONTAINER, BRIDGE = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2", "172.17.0.1"
 SSH, JUPYTER, GCS, RENDEZVOUS, PUBLISHED, ROS = 22, 8888, 6379, 45000, 8080, 7447
-ECHO, NOBODYS = 9749, 9
+ECHO, NOBODYS, DNS = 9749, 9, 53
 OWN = frozenset(
     {
         Opening("tcp", GCS, GCS),
@@ -37,6 +37,7 @@ with selectors.DefaultSelector() as selector:
     for port in map(int, sys.argv[1:]):
         selector.register(socket.create_server(("0.0.0.0", port)), selectors.EVENT_READ, "tcp")
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who connects from here is another
         datagrams.bind(("0.0.0.0", port))
         selector.register(datagrams, selectors.EVENT_READ, "udp")
     print("serving", flush=True)
@@ -61,6 +62,7 @@ for each in wanted:
     began_s = time.monotonic()
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM) as end:
         end.settimeout(3)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             end.bind((source, int(own[0]) if own else 0))
             end.connect((target, int(port)))
@@ -113,8 +115,14 @@ class World:
     member: Namespace
     container: Namespace
 
-    def close(self, openings: frozenset[Opening] | None = OWN, device: str = "et0") -> Table:
-        table = rpc_guard(15888, device, OverlayRules(IPv4Interface(f"{NODE}/24"), openings=openings))
+    def close(
+        self,
+        openings: frozenset[Opening] | None = OWN,
+        device: str = "et0",
+        impostors: frozenset[IPv4Address] = frozenset(),
+    ) -> Table:
+        rules = OverlayRules(IPv4Interface(f"{NODE}/24"), openings=openings, impostors=impostors)
+        table = rpc_guard(15888, device, rules)
         self.node.run("nft", "-f", "-", text=table.script)
         return table
 
@@ -150,7 +158,7 @@ def world() -> Iterator[World]:
         node.run("nft", "-f", "-", text=_DOCKER)
         for where, ports in (
             (node, (SSH, JUPYTER, GCS, RENDEZVOUS, ROS, ECHO)),
-            (member, (53, 123)),
+            (member, (DNS, 123, ECHO)),
             (container, (80, RENDEZVOUS)),
         ):
             serving = subprocess.Popen(
@@ -224,6 +232,18 @@ def test_answers_come_in(world: World, openings: frozenset[Opening]) -> None:
     assert world.node.tries(NODE, MEMBER, *wanted) == dict.fromkeys(wanted, "answers")
     assert world.container.tries(CONTAINER, MEMBER, *wanted) == dict.fromkeys(wanted, "answers")
     assert world.member.tries(MEMBER, NODE, "udp/53/5000") == {"udp/53/5000": REFUSED}
+
+
+def test_who_is_somebody_else_gets_echoes_through_and_no_other_packet(world: World) -> None:
+    """Whatever port it sends from. The node's own question is answered."""
+    world.close(impostors=frozenset({IPv4Address(MEMBER)}))
+    wanted = [f"tcp/{GCS}", f"udp/{RENDEZVOUS}", f"udp/{RENDEZVOUS}/{ECHO}", f"udp/{JUPYTER}/{ECHO}"]
+    assert world.member.tries(MEMBER, NODE, *wanted) == dict.fromkeys(wanted, "TimeoutError late")
+    assert world.member.tries(MEMBER, NODE, f"udp/{ECHO}") == {f"udp/{ECHO}": "answers"}
+    assert world.node.tries(NODE, MEMBER, f"udp/{ECHO}", f"tcp/{DNS}") == {
+        f"udp/{ECHO}": "answers",
+        f"tcp/{DNS}": "TimeoutError late",
+    }
 
 
 def test_a_connection_that_is_there_goes_on(world: World) -> None:
