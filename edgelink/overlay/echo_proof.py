@@ -35,10 +35,12 @@ _ASKS, _ASKS_FOR_CERTIFICATE, _PROVES, _INTRODUCES, _BUSY = b"\x01", b"\x02", b"
 _KEY_BYTES, _SIGNATURE_BYTES, _MAC_BYTES = 32, 64, 16
 _QUESTION_BYTES = 1 + _KEY_BYTES
 _INTRODUCTION_BYTES = 1 + _MAC_BYTES + _KEY_BYTES + _SIGNATURE_BYTES
-# A forger who draws a key for each question displaces at most so many sessions in the minute in which a metered node
-# asks once: fewer than are kept. A new session costs 0.1 ms.
+# A new session costs 0.1 ms. Each address has a share of its own, so that a member that draws a key for each question
+# keeps nobody else from a proof; without one, a node would take the head for somebody else after a minute. Beyond their
+# shares all have these together. A node's daemon draws one key at its start.
 _NEW_SESSIONS_A_S = 50.0
-_MOST_SESSIONS = 4096
+_SHARE_A_S, _SHARE = 1.0, 5.0
+_MOST_SESSIONS = 4096  # more than a forger displaces in the minute in which a metered node asks once
 
 
 class Proof(Enum):
@@ -80,6 +82,23 @@ def _mac(session: bytes, kind: bytes, answer: Answer, asker: IPv4Address, respon
     return hashlib.blake2b(text, key=session, digest_size=_MAC_BYTES).digest()
 
 
+@dataclass
+class _Allowance:
+    """How many new sessions may be made, which grows with time."""
+
+    a_s: float
+    most: float
+    left: float
+    filled_s: float = 0.0
+
+    def take(self, at_s: float) -> bool:
+        self.left = min(self.left + (at_s - self.filled_s) * self.a_s, self.most)
+        self.filled_s = at_s
+        is_left = self.left >= 1
+        self.left -= is_left
+        return is_left
+
+
 class Prover:
     """The responder's side, for one life of it."""
 
@@ -88,8 +107,8 @@ class Prover:
         self._public, self._private = keys
         self._signature = signature
         self._sessions: OrderedDict[bytes, bytes] = OrderedDict()  # by the asker's key, the least used first
-        self._allowance = _NEW_SESSIONS_A_S
-        self._filled_s = 0.0
+        self._shares: OrderedDict[IPv4Address, _Allowance] = OrderedDict()  # the least used first
+        self._common = _Allowance(_NEW_SESSIONS_A_S, _NEW_SESSIONS_A_S, _NEW_SESSIONS_A_S)
 
     def extension(self, answer: Answer, asker: IPv4Address, responder: IPv4Address, at_s: float) -> bytes:
         """Return the extension that proves ``answer``, which still has the question's. At ``at_s``, monotonic."""
@@ -97,23 +116,24 @@ class Prover:
         kind, least = asked[:1], {_ASKS: _QUESTION_BYTES, _ASKS_FOR_CERTIFICATE: _INTRODUCTION_BYTES}
         if kind not in least or len(asked) < least[kind]:
             return asked
-        session = self._session(asked[1:_QUESTION_BYTES], at_s)
+        session = self._session(asked[1:_QUESTION_BYTES], asker, at_s)
         if session is None:
             return _BUSY
         if kind == _ASKS:
             return _PROVES + _mac(session, _PROVES, answer, asker, responder)
         return _INTRODUCES + _mac(session, _INTRODUCES, answer, asker, responder) + self._public + self._signature
 
-    def _session(self, asker_key: bytes, at_s: float) -> bytes | None:
+    def _session(self, asker_key: bytes, asker: IPv4Address, at_s: float) -> bytes | None:
         """Return the key of the session with this asker. None: too many new askers, or no usable key."""
         if asker_key in self._sessions:
             self._sessions.move_to_end(asker_key)
             return self._sessions[asker_key]
-        self._allowance += (at_s - self._filled_s) * _NEW_SESSIONS_A_S
-        self._allowance, self._filled_s = min(self._allowance, _NEW_SESSIONS_A_S), at_s
-        if self._allowance < 1:
+        share = self._shares.setdefault(asker, _Allowance(_SHARE_A_S, _SHARE, _SHARE, at_s))
+        self._shares.move_to_end(asker)
+        if len(self._shares) > _MOST_SESSIONS:
+            self._shares.popitem(last=False)
+        if not share.take(at_s) and not self._common.take(at_s):
             return None
-        self._allowance -= 1
         try:
             _, session = crypto_kx_server_session_keys(self._public, self._private, asker_key)
         except CryptoError:
