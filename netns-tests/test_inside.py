@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 
-from edgelink.overlay.nft import Table
+from edgelink.overlay.nft import Table, elements_in
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
@@ -268,6 +268,25 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as end:
         world.close()
         assert world.member.tries(MEMBER, NODE, f"tcp/{JUPYTER}") == {f"tcp/{JUPYTER}": REFUSED}
         assert says("after") == "after"
+
+
+def test_another_table_keeps_what_was_asked(world: World) -> None:
+    """Rules change while an answer is on its way: whenever a node joins, and whenever the operator opens a port."""
+    listing = ("nft", "-a", "list", "table", "inet", world.close().name)
+    world.node.tries(NODE, MEMBER, "udp/123/5000", "udp/53/5001")
+    before = world.node.run(*listing)
+    doubted = f"{HEAD} timeout 30s"
+    world.node.run("nft", "-f", "-", text=f"add element inet edgelink_easytier doubted {{ {doubted} }}")
+    rules = OverlayRules(IPv4Interface(f"{NODE}/24"), openings=OWN, impostors=frozenset({IPv4Address(HEAD)}))
+    script = rpc_guard(15888, "et0", rules).script_after(world.node.run(*listing))
+    world.node.run("nft", "-f", "-", text=script)
+    asked = {each.partition(" expires")[0] for each in elements_in(before, "asked")}
+    assert asked == {f"{MEMBER} . 123 . 5000", f"{MEMBER} . 53 . 5001"}
+    found = world.node.run(*listing)
+    assert {each.partition(" expires")[0] for each in elements_in(found, "asked")} == asked
+    assert all("expires 2m" in each for each in elements_in(found, "asked")), "no time is added"
+    assert [each.partition(" expires")[0] for each in elements_in(found, "doubted")] == [doubted]
+    assert elements_in(found, "echoes") == []
 
 
 async def test_the_table_is_known_again(world: World) -> None:

@@ -29,6 +29,26 @@ async def test_a_refused_element_is_an_error_that_names_the_set(
     assert (tmp_path / "script").read_text() == "add element inet mine dead { 192.0.2.1 . 7 . 8, 192.0.2.2 . 7 . 8 }\n"
 
 
+async def test_a_table_is_made_without_elements_that_the_kernel_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another version of the set, say. A table that closes ports comes before what a set remembers."""
+    listing = "\tset asked { # handle 1\n\t\telements = { 10.10.0.4 . 53 . 5001 expires 9s }\n\t}\n"
+    (tmp_path / "listing").write_text(listing)
+    picky = tmp_path / "nft"
+    picky.write_text(
+        f"#!/bin/sh\nif [ $1 = -a ]; then exec cat {tmp_path}/listing; fi\n"
+        f"cat >>{tmp_path}/script; ! tail -n 1 {tmp_path}/script | grep 'add element'\n"
+    )
+    picky.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    chains = f'  set asked {{\n  }}\n  chain input {{\n    drop comment "{nft.MARK}"\n  }}\n'
+    table = Table("mine", chains, kept=("asked", "gone"))
+    assert (await table.apply()).is_made
+    added = "add element inet mine asked { 10.10.0.4 . 53 . 5001 expires 9s }\n"
+    assert (tmp_path / "script").read_text() == table.script + added + table.script
+
+
 async def test_an_nft_that_cannot_be_run_is_an_error_of_the_firewall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

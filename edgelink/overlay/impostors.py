@@ -16,7 +16,7 @@ from edgelink.overlay.echo_wire import PORT
 from edgelink.overlay.nft import MARK
 from edgelink.overlay.sockets import destroy, diag_socket, established
 
-_ECHOES = "echoes"  # the address and our port of each question, so that nothing but its answer comes in
+ECHOES = "echoes"  # the address and our port of each question, so that nothing but its answer comes in
 _ANSWER_S = 10  # longer than any answer is waited for
 _log = get_logger("overlay")
 
@@ -26,7 +26,7 @@ def chains(device: str, impostors: Collection[IPv4Address]) -> str:
     if not impostors:
         return ""
     addresses = ", ".join(map(str, sorted(impostors)))
-    return f"""  set {_ECHOES} {{
+    return f"""  set {ECHOES} {{
     type ipv4_addr . inet_service
     size 65535
     flags dynamic,timeout
@@ -34,13 +34,13 @@ def chains(device: str, impostors: Collection[IPv4Address]) -> str:
   }}
   chain from_impostors {{
     type filter hook prerouting priority raw; policy accept;
-    iifname "{device}" udp sport {PORT} ip saddr . udp dport @{_ECHOES} accept comment "{MARK}"
+    iifname "{device}" udp sport {PORT} ip saddr . udp dport @{ECHOES} accept comment "{MARK}"
     iifname "{device}" ip saddr {{ {addresses} }} udp dport {PORT} accept comment "{MARK}"
     iifname "{device}" ip saddr {{ {addresses} }} counter drop comment "{MARK}"
   }}
   chain to_impostors {{
     type filter hook postrouting priority filter; policy accept;
-    oifname "{device}" ip daddr {{ {addresses} }} udp dport {PORT} update @{_ECHOES} {{ ip daddr . udp sport }} \
+    oifname "{device}" ip daddr {{ {addresses} }} udp dport {PORT} update @{ECHOES} {{ ip daddr . udp sport }} \
 accept comment "{MARK}"
     oifname "{device}" ip daddr {{ {addresses} }} udp sport {PORT} accept comment "{MARK}"
     oifname "{device}" ip daddr {{ {addresses} }} counter drop comment "{MARK}"

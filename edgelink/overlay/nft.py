@@ -15,6 +15,8 @@ from edgelink.timeouts import timeout
 _TIMEOUT_S = 10.0  # it takes milliseconds
 MARK = "@MARK@"  # in the comment of every rule: tells whether all of them are in the kernel, and no others
 OPENING = "tcp flags & (fin|syn|rst|ack) == syn"  # the first packet of a connection: replies get through
+_SET = r"set {} {{.*?\n\t}}"
+_ELEMENTS = re.compile(r"elements = {(.*?)}", re.DOTALL)
 _RULE = re.compile(r"[^{\s] # handle \d+$", re.MULTILINE)  # those of tables, chains and sets follow a brace
 
 
@@ -40,10 +42,16 @@ class Applied:
 
 @dataclass(frozen=True)
 class Table:
-    """One ``inet`` table; ``chains`` is its body, with :data:`MARK` as the comment of each rule."""
+    """One ``inet`` table.
+
+    Attributes:
+        chains: its body, with :data:`MARK` as the comment of each rule.
+        kept: the sets whose elements stay when this table takes another one's place, for the rest of their time.
+    """
 
     name: str
     chains: str
+    kept: tuple[str, ...] = ()
 
     @property
     def mark(self) -> str:
@@ -55,6 +63,11 @@ class Table:
         # Naming the table first makes the deletion succeed where there is none yet.
         body = self.chains.replace(MARK, self.mark)
         return f"{self._removal}table inet {self.name} {{\n{body}}}\n"
+
+    def script_after(self, listing: str) -> str:
+        """Return the script that puts this table in the place of the one that nft listed."""
+        found = {name: elements_in(listing, name) for name in self.kept if f"set {name} {{" in self.chains}
+        return self.script + "".join(self._addition(name, elements) for name, elements in found.items())
 
     @property
     def _removal(self) -> str:
@@ -70,7 +83,10 @@ class Table:
         found = await self._listing()
         if self._is_whole(found):
             return Applied(found, is_made=False)
-        status, output = await _nft("-f", "-", script=self.script)
+        script = self.script_after(found)
+        status, output = await _nft("-f", "-", script=script)
+        if status != 0 and script != self.script:  # another version's elements may not fit
+            status, output = await _nft("-f", "-", script=self.script)
         if status != 0:
             raise FirewallError(
                 f"nftables table inet {self.name} could not be made: {output.strip()}",
@@ -119,6 +135,13 @@ class Table:
     async def remove(self) -> None:
         """Take the table away, whatever it holds; nothing happens when there is none. Raises as :meth:`apply`."""
         await _nft("-f", "-", script=self._removal)
+
+
+def elements_in(listing: str, of_set: str) -> list[str]:
+    """Return the elements of a set that nft listed, as it takes them; pure."""
+    block = re.search(_SET.format(of_set), listing, re.DOTALL)
+    found = _ELEMENTS.search(block[0]) if block else None
+    return [each.strip() for each in found[1].split(",")] if found else []
 
 
 async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from edgelink.overlay import impostors
 from edgelink.overlay.nft import MARK, OPENING, Table
-from edgelink.overlay.openings import closing_chains, refuses_early
+from edgelink.overlay.openings import ASKED, closing_chains, refuses_early
 from edgelink.overlay.overlay_drops import drop_chains
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 
@@ -81,6 +81,7 @@ def rpc_guard(rpc_port: int, device: str = "", rules: OverlayRules = NO_RULES) -
     ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
 {drop_chains(device, rules)}{impostors.chains(device, rules.impostors)}{_closed(device, rules)}""",
+        kept=(DOUBTED, impostors.ECHOES, ASKED),  # the others are filled again by their parts, or expire soon
     )
 
 
