@@ -22,8 +22,8 @@ HEAD, NOBODY = frozenset({IPv4Address("10.10.0.2")}), frozenset[IPv4Address]()
     [
         (NOBODY, Held(NOBODY, float("-inf")), None, 30.0),
         (HEAD, Held(NOBODY, float("-inf")), HoldBack(HEAD), None),
-        (HEAD, Held(HEAD, 98.0), None, 3.0),
-        (HEAD, Held(HEAD, 95.0), HoldBack(HEAD), None),
+        (HEAD, Held(HEAD, 98.0), None, 8.0),
+        (HEAD, Held(HEAD, 90.0), HoldBack(HEAD), None),
         (NOBODY, Held(HEAD, 99.0), HoldBack(NOBODY), None),
     ],
     ids=["nobody is doubted", "the head is", "it is held back", "renewed before it expires", "it proves itself again"],
@@ -38,7 +38,8 @@ def test_whose_connections_are_held_back(
     assert again_s is None or decision.again_s == again_s
 
 
-async def test_the_set_expires_without_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_wanted", [True, False], ids=["while EasyTier runs", "without EasyTier there is no set"])
+async def test_the_set_expires_without_a_daemon(monkeypatch: pytest.MonkeyPatch, *, is_wanted: bool) -> None:
     changes: list[tuple[str, list[str]]] = []
 
     async def replace_elements(_table: Table, of_set: str, elements: list[str]) -> None:
@@ -47,13 +48,15 @@ async def test_the_set_expires_without_a_daemon(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Table, "replace_elements", replace_elements)
     clock, board = FakeClock(), board_with()
     guard = TableKeeper(rpc_guard(15888), clock, open_without="")
+    guard.is_wanted = is_wanted
     part = NewConnections(board=board, guard=guard, clock=clock)
     conditions = ConditionSet(clock, [], [part.condition])
     board.given(doubted=HEAD)
     await settle(part, board, conditions, clock)
     board.given(doubted=NOBODY)
     await settle(part, board, conditions, clock)
-    assert changes == [(DOUBTED, ["10.10.0.2 timeout 30s"]), (DOUBTED, [])]
+    assert changes == ([(DOUBTED, ["10.10.0.2 timeout 30s"]), (DOUBTED, [])] if is_wanted else [])
+    assert part.own.addresses == NOBODY
 
 
 def test_only_the_first_packet_of_a_connection_is_dropped() -> None:

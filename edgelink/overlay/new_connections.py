@@ -19,7 +19,7 @@ from edgelink.overlay.rpc_guard import DOUBTED
 from edgelink.overlay.table_keeper import TableKeeper
 
 _EXPIRES_S = 30
-_RENEW_S = 5.0  # the table may have been made anew meanwhile
+_RENEW_S = 10.0  # somebody may have flushed the table meanwhile; two processes of nft each time
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class NewConnections(Part[Inputs, HoldBack]):
 
     async def act(self, action: HoldBack) -> None:
         """See :class:`Part`. Raises FirewallError where the set cannot be changed, as while the table is put back."""
-        if (table := self._guard.table) is not None:
+        if (table := self._guard.table) is not None and self._guard.is_wanted:  # without EasyTier there is no table
             elements = [f"{address} timeout {_EXPIRES_S}s" for address in sorted(action.addresses)]
             await table.replace_elements(DOUBTED, elements)
         self.own = Held(action.addresses, self._clock.monotonic_s())
