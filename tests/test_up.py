@@ -50,6 +50,7 @@ from edgelink.roles.enrolment import Enrolment
 ALICE = 1234
 PYTHON = Path("/usr/bin/env")  # a program of root's, on every machine
 NO_NODE = Present()
+OWN = Path("/opt/edgelink/bin")
 
 
 def reason_of(error: BaseException | None) -> str:
@@ -128,16 +129,19 @@ def interpreter(python: str) -> Interpreter:
 
 
 def test_the_one_python_with_ray_is_taken_and_of_several_a_person_chooses() -> None:
-    """Nobody guesses where nobody can be asked."""
+    """Nobody guesses where nobody can be asked. EdgeLink's own counts only where there is no other."""
     one, two = interpreter("/opt/a/bin/python"), interpreter("/opt/b/bin/python")
     for can_ask in (True, False):
-        assert choose_python([one], can_ask=can_ask) == one
+        assert choose_python([one], OWN, can_ask=can_ask) == one
         with pytest.raises(MissingDependencyError) as none:
-            choose_python([], can_ask=can_ask)
+            choose_python([], OWN, can_ask=can_ask)
         assert none.value.condition_reason == "PythonNotFound"
-    assert choose_python([one, two], can_ask=True) is None
+    own = interpreter(str(OWN / "python"))
+    assert choose_python([own, one], OWN, can_ask=False) == one
+    assert choose_python([own], OWN, can_ask=False) == own
+    assert choose_python([one, two], OWN, can_ask=True) is None
     with pytest.raises(UsageError) as several:
-        choose_python([one, two], can_ask=False)
+        choose_python([one, two], OWN, can_ask=False)
     assert several.value.condition_reason == "PythonUnclear"
     assert all(str(each.python) in several.value.message for each in (one, two))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
+from pathlib import Path
 
 from edgelink.config import Config
 from edgelink.config.edit import Settings
@@ -87,13 +88,17 @@ def choose_road(present: Present, *, relay: bool, has_token: bool, can_ask: bool
     )
 
 
-def choose_python(found: Sequence[Interpreter], *, can_ask: bool) -> Interpreter | None:
+def choose_python(found: Sequence[Interpreter], own_programs: Path, *, can_ask: bool) -> Interpreter | None:
     """Return the one interpreter with Ray. None: there are several, and the person at the terminal chooses.
+
+    Args:
+        own_programs: the directory of EdgeLink's own interpreter, which counts only where no other one has Ray.
 
     Raises:
         MissingDependencyError: there is none.
         UsageError: there are several, and nobody can be asked.
     """
+    found = [each for each in found if each.python.parent != own_programs] or found
     if not found:
         raise MissingDependencyError(
             "no Python with Ray was found on this machine", hint=_MAKE_ONE, reason="PythonNotFound"

@@ -203,7 +203,7 @@ def _find_python(wishes: Wishes, named: RayUser | None, person: RayUser | None) 
     homes = [each.home for each in (named, person) if each is not None] or sorted(Path("/home").glob("*"))
     with waiting_for("asking the Pythons of this machine for Ray"):
         found = asyncio.run(find_pythons(candidates(homes), named or person))
-    if (only := choose_python(found, can_ask=wishes.can_ask)) is not None:
+    if (only := choose_python(found, Path(sys.prefix, "bin"), can_ask=wishes.can_ask)) is not None:
         return only.python
     for number, each in enumerate(found, 1):
         owner = user_of(each.owner_uid).name
