@@ -66,8 +66,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "install": {
         "env PIPX_HOME": "test_packages.py::test_pipx_install",
         "env UV_TOOL_DIR": "test_packages.py::test_uv_tool_install",
-        "tar": "test_tutorial.py::test_a_newcomer_trains_a_policy",
-        "./edgelink-": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "curl": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "sh dist/install.sh": "test_release.py::test_install_sh_installs_what_it_was_made_for",
+        "tar": "test_packages.py::test_a_bundle_is_installed_upgraded_and_removed_without_network",
+        "./edgelink-": "test_packages.py::test_a_bundle_is_installed_upgraded_and_removed_without_network",
         "apt": "test_packages.py::test_a_deb_is_installed_upgraded_and_removed_without_network",
         "edgelink version": "test_packages.py::test_uv_tool_install",
     },

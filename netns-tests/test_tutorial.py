@@ -1,16 +1,14 @@
 """The tutorial, word for word: three booted machines with nothing but a small Debian, the commands taken from the
 page, what the page shows compared with what is seen, and a trained policy in the end.
 
-EdgeLink comes from the bundle that is made for it, with the Debian's own Python. Ray's interpreter is the host's, and
-sudo is one that asks nothing.
+EdgeLink comes from a web server with the packages that are made for it, with the Debian's own Python. Ray's interpreter
+is the host's, sudo is one that asks nothing, and curl one that only fetches.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +18,11 @@ import booted
 import pytest
 from booted import BootedNode
 from conftest import MakeLab
+from machines import wait_until
 from made_once import debian_python, packages
 from typed_page import DOCS, EVERYWHERE, Desk, steps
 
-from edgelink.lab import CLOUD, RELAY
+from edgelink.lab import CLOUD, INTERNET, RELAY
 from edgelink.lab.topology import RELAY_ADDRESS
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
@@ -32,6 +31,16 @@ MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
 ALICE = 1001
 AS_ALICE = ("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "env", "HOME=/home/alice")
 SUDO = '#!/bin/sh\nSUDO_USER=alice PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin exec "$@"\n'
+CURL = """#!/usr/bin/python3
+import sys, urllib.request
+answer = urllib.request.urlopen(sys.argv[-1], timeout=20).read()
+if "-o" in sys.argv:
+    open(sys.argv[sys.argv.index("-o") + 1], "wb").write(answer)
+else:
+    sys.stdout.buffer.write(answer)
+"""
+MIRROR = "https://mirror.example.org"
+PORT = 8080
 COMMAND_S = 180.0
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
@@ -42,8 +51,8 @@ if reason := booted.reason_to_skip():
 class Newcomer(Desk):
     """Whoever sits at the three machines for the first time."""
 
-    def __init__(self, machines: dict[str, BootedNode]) -> None:
-        super().__init__(list(machines), {"linux-x86_64": f"linux-{platform.machine()}"})
+    def __init__(self, machines: dict[str, BootedNode], mirror: str) -> None:
+        super().__init__(list(machines), {MIRROR: mirror})
         self._machines = machines
 
     def type(self, machine: str, command: str, shown: list[str]) -> str:
@@ -55,20 +64,17 @@ class Newcomer(Desk):
         return result.stdout
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of `make packages`, for the Python of the machines."""
+@pytest.fixture
+def desk(make_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Desk]:
+    """Three machines on the lab's network, booted, on which nothing is installed, and a mirror of the packages."""
     if debian_python() is None:
         pytest.skip("this machine's Debian has a Python before 3.11")
-    (archive,) = packages(tmp_path_factory).glob("edgelink-*-linux-*.tar.gz")
-    return archive
-
-
-@pytest.fixture
-def desk(make_lab: MakeLab, bundle: Path) -> Iterator[Desk]:
-    """Three machines on the lab's network, booted, with the bundle; nothing is installed."""
+    (tmp_path / "edgelink").symlink_to(packages(tmp_path_factory))
     lab = make_lab()
     lab.up(edges=1)
+    log = tmp_path / "mirror.log"
+    command = [sys.executable, "-u", "-m", "http.server", str(PORT), "--directory", str(tmp_path)]
+    mirror = lab.popen(INTERNET, command, log)
     easytier = find_easytier(None, default_cache_dir())
     machines = {name: BootedNode(lab, node, easytier) for name, node in MACHINES.items()}
 
@@ -77,15 +83,17 @@ def desk(make_lab: MakeLab, bundle: Path) -> Iterator[Desk]:
         lab.host_path(MACHINES[name], Path("/etc/edgelink/edgelink.yaml")).unlink()
         machine.install()
         person(machine.root, name)
-        shutil.copy(bundle, machine.root / "home/alice")
         machine.boot()
         machine.run("systemctl", "is-system-running", "--wait")  # its /tmp is made late
 
     try:
         with ThreadPoolExecutor() as pool:
             list(pool.map(switch_on, machines))
-        yield Newcomer(machines)
+        wait_until("the mirror answers", log.read_text)
+        yield Newcomer(machines, f"http://{lab.topology.node(RELAY).gateway}:{PORT}")
     finally:
+        mirror.kill()
+        mirror.wait()
         with ThreadPoolExecutor() as pool:
             list(pool.map(BootedNode.remove, machines.values()))
 
@@ -97,9 +105,10 @@ def person(root: Path, name: str) -> None:
         file.write(f"alice:x:{ALICE}:{ALICE}::/home/alice:/bin/sh\n")
     with (root / "etc/group").open("a") as file:
         file.write(f"alice:x:{ALICE}:\n")
-    sudo = root / "usr/local/bin/sudo"
-    sudo.write_text(SUDO)
-    sudo.chmod(0o755)
+    for program, text in (("sudo", SUDO), ("curl", CURL)):
+        path = root / "usr/local/bin" / program
+        path.write_text(text)
+        path.chmod(0o755)
     (root / "home/alice").mkdir()
     os.chown(root / "home/alice", ALICE, ALICE)
     (root / "opt/train").symlink_to(sys.prefix)

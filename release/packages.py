@@ -6,6 +6,7 @@ Everything comes from locks with hashes: ``build.lock`` builds, ``daemon.lock`` 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import shutil
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "release"
 DAEMON_LOCK = HERE / "daemon.lock"
+EASYTIER_LOCK = HERE / "easytier-wheel.lock"
+OUT_OF_WHEEL = "-easytier-wheel"  # in the name of what has EasyTier out of a wheel
 PYTHONS = ("3.11", "3.12", "3.13")
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -79,19 +82,22 @@ def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Sequen
         pythons: those that the bundle is to work with.
         machine: as ``uname -m`` says it there.
         easytier: a directory with easytier-core and easytier-cli for that machine; else the pinned release is
-            downloaded.
+            downloaded. Where that cannot be had, EasyTier comes out of a wheel, and the archive's name says so.
     """
     wheel = make_wheel(dist)
-    name = f"{wheel.name.split('-py3')[0]}-linux-{machine}"
+    given = easytier or released_easytier(machine)
+    name = f"{wheel.name.split('-py3')[0]}-linux-{machine}{'' if given else OUT_OF_WHEEL}"
     with tempfile.TemporaryDirectory(dir=dist) as work:
         bundle = Path(work, name)
         (bundle / "wheels").mkdir(parents=True)
-        download(bundle / "wheels", machine, pythons)
+        locks = [DAEMON_LOCK, *([] if given else [EASYTIER_LOCK])]
+        download(bundle / "wheels", machine, pythons, [*locks, HERE / "pip.lock"])
         shutil.copy(wheel, bundle / "wheels")
-        put_easytier(bundle / "easytier", machine, easytier)
+        if given:
+            put_easytier(bundle / "easytier", machine, given)
         put_manual(bundle / "man1")
         put_completions(bundle / "completion")
-        for file, mode in ((HERE / "install", 0o755), (DAEMON_LOCK, 0o644), (ROOT / "LICENSE", 0o644)):
+        for file, mode in ((HERE / "install", 0o755), *((lock, 0o644) for lock in locks), (ROOT / "LICENSE", 0o644)):
             shutil.copy(file, bundle)
             (bundle / file.name).chmod(mode)
         (bundle / "MACHINE").write_text(f"{machine}\n")
@@ -139,7 +145,8 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         for script in ("postinst", "prerm"):
             shutil.copy(HERE / script, root / "DEBIAN")
             (root / "DEBIAN" / script).chmod(0o755)
-        package = dist / f"edgelink_{version}_{DEBIAN_NAMES[machine]}.deb"
+        variant = OUT_OF_WHEEL if bundle.name.endswith(f"{OUT_OF_WHEEL}.tar.gz") else ""
+        package = dist / f"edgelink_{version}_{DEBIAN_NAMES[machine]}{variant}.deb"
         run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", root, package)
     return package
 
@@ -178,28 +185,42 @@ def installed_size_of(bundle: Path) -> int:
     return sum(largest.values()) + size_of(bundle / "easytier")
 
 
+def make_installer(dist: Path, version: str, source: str) -> Path:
+    """``install.sh`` for the packages of ``version`` in ``dist``, with the checksum of each. Its path.
+
+    Args:
+        source: where the packages will lie, an address or a directory; empty: whoever installs says it.
+    """
+    lines = []
+    for machine, debian_name in DEBIAN_NAMES.items():
+        for kind, stem in (
+            ("tar.gz", f"edgelink-{version}-linux-{machine}"),
+            ("deb", f"edgelink_{version}_{debian_name}"),
+        ):
+            made = [dist / f"{stem}{variant}.{kind}" for variant in ("", OUT_OF_WHEEL)]
+            if found := next((file for file in made if file.exists()), None):
+                sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
+                lines.append(f'    "{machine} {kind}") name={found.name} sha256={sha256} ;;')
+    text = (HERE / "install.sh").read_text().replace("@SOURCE@", source).replace("    # @PACKAGES@", "\n".join(lines))
+    installer = dist / "install.sh"
+    installer.write_text(text)
+    installer.chmod(0o755)
+    return installer
+
+
 def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
 
 
-def download(directory: Path, machine: str, pythons: Iterable[str]) -> None:
+def download(directory: Path, machine: str, pythons: Iterable[str], locks: Iterable[Path]) -> None:
     """The locked wheels for ``machine`` and these Pythons. Nothing is built."""
     for version in pythons:
         run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
-            *(
-                "--only-binary",
-                ":all:",
-                "--require-hashes",
-                "-r",
-                DAEMON_LOCK,
-                "-r",
-                HERE / "pip.lock",
-                "--dest",
-                directory,
-            ),
+            *("--only-binary", ":all:", "--require-hashes", "--dest", directory),
+            *(word for lock in locks for word in ("-r", lock)),
             *("--python-version", version, "--implementation", "cp"),
             *(word for name in PLATFORMS for word in ("--platform", f"{name}_{machine}")),
         )
@@ -222,17 +243,28 @@ def put_completions(directory: Path) -> None:
         (directory / name).write_text(f"{script(shell).strip()}\n")
 
 
-def put_easytier(directory: Path, machine: str, given: Path | None) -> None:
-    directory.mkdir()
-    if given is None:
-        sys.path.insert(0, str(ROOT))
-        from edgelink.errors import EasyTierNotFoundError
-        from edgelink.overlay.acquisition import RELEASE_VERSION, fetch_release
+def released_easytier(machine: str) -> Path | None:
+    """The directory with the pinned release for ``machine``. None: it cannot be downloaded here, and there is a wheel.
 
-        try:
-            given = fetch_release(RELEASE_VERSION, machine, ROOT / "build").core.parent
-        except EasyTierNotFoundError as error:
+    Raises:
+        SystemExit: there is none, or what was downloaded is another file than the pinned one.
+    """
+    sys.path.insert(0, str(ROOT))
+    from edgelink.errors import EasyTierNotFoundError
+    from edgelink.overlay.acquisition import RELEASE_VERSION, fetch_release
+
+    try:
+        return fetch_release(RELEASE_VERSION, machine, ROOT / "build").core.parent
+    except EasyTierNotFoundError as error:
+        if machine != "x86_64" or error.condition_reason not in ("DownloadFailed", "DownloadCutOff"):
             raise SystemExit(f"{error}; or name a directory that has it: --easytier") from error
+        print(f"{error.message}: the packages have the wheel easytier-pyo3 in its place", file=sys.stderr)
+        return None
+
+
+def put_easytier(directory: Path, machine: str, given: Path) -> None:
+    directory.mkdir()
+    shutil.copy(HERE / "LICENSE.easytier", directory / "LICENSE")
     for program in ("easytier-core", "easytier-cli"):
         header = (given / program).read_bytes()[:20]
         if header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") != ELF_MACHINES[machine]:
@@ -269,6 +301,7 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where to")
     parser.add_argument("--machine", default=platform.machine(), choices=sorted(DEBIAN_NAMES), help="for which one")
     parser.add_argument("--easytier", type=Path, help="a directory with easytier-core and easytier-cli")
+    parser.add_argument("--source", default="", help="where install.sh is to find them: an address, or a directory")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="those that it is to work with [all]")
     asked = parser.parse_args()
     os.umask(0o022)  # what is installed keeps these modes
@@ -283,6 +316,7 @@ def main() -> None:
     print(bundle)
     if asked.what == "deb":
         print(make_deb(dist, bundle, asked.machine))
+    print(make_installer(dist, bundle.name.split("-")[1], asked.source))
 
 
 if __name__ == "__main__":

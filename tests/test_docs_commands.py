@@ -31,8 +31,8 @@ _OPERATORS = {"|", "||", "&&", ";", "&", "(", ")", "{", "}"}
 # Words of the synopsis that are no words of a command line: `[-o FILE]`, `list|show`, `…`.
 _SYNOPSIS = re.compile(r"[\[\]…]|\w\|\w|COMMAND")
 _TYPED_IN = re.compile(r"^cloud\$ cat >\S+\.yaml <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
-# Whose YAML it is where it is not ours, by its first key: Docker Compose's, Prometheus's.
-_OTHERS = {"services", "name", "scrape_configs", "groups"}
+# Whose YAML it is where it is not ours, by its first key: Docker Compose's, Prometheus's, cloud-init's.
+_OTHERS = {"services", "name", "scrape_configs", "groups", "write_files"}
 _SHELLS = ("", "sh", "bash", "console", "ini")
 
 

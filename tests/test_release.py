@@ -10,14 +10,20 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from edgelink.cli import completion
+from edgelink.errors import EasyTierNotFoundError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "release"))
 import packages
@@ -48,7 +54,7 @@ def test_an_easytier_for_another_machine_is_refused(tmp_path: Path, machine: str
     for name in ("easytier-core", "easytier-cli"):
         (given / name).write_bytes(b"\x7fELF\2\1\1" + bytes(11) + number.to_bytes(2, "little") + bytes(44))
     packages.put_easytier(tmp_path / machine, machine, given)
-    assert {file.name for file in (tmp_path / machine).iterdir()} == {"easytier-core", "easytier-cli"}
+    assert {file.name for file in (tmp_path / machine).iterdir()} == {"easytier-core", "easytier-cli", "LICENSE"}
     other = "aarch64" if machine == "x86_64" else "x86_64"
     with pytest.raises(SystemExit, match=f"is not for {other}.*--easytier"):
         packages.put_easytier(tmp_path / other, other, given)
@@ -407,12 +413,165 @@ def test_a_bundle_says_which_pythons_it_is_for(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(packages, "make_wheel", lambda dist: wheel)
     for name in ("download", "put_easytier", "put_manual", "put_completions"):
         monkeypatch.setattr(packages, name, lambda *_: None)
-    archive = packages.make_bundle(tmp_path, "aarch64", None, ["3.11", "3.9", "3.10"])
+    archive = packages.make_bundle(tmp_path, "aarch64", tmp_path, ["3.11", "3.9", "3.10"])
     with tarfile.open(archive) as made:
         made.extractall(tmp_path / "made", filter="data")
     (unpacked,) = (tmp_path / "made").iterdir()
     assert (unpacked / "PYTHONS").read_text() == "3.9 3.10 3.11\n"
     assert "  PYTHONS\n" in (unpacked / "SHA256SUMS").read_text()
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason", "name"),
+    [
+        ("x86_64", "DownloadFailed", "edgelink-0.1.0-linux-x86_64-easytier-wheel.tar.gz"),
+        ("x86_64", "ReleaseNotTrusted", None),
+        ("aarch64", "DownloadFailed", None),
+    ],
+)
+def test_a_bundle_without_easytiers_release_has_the_wheel_and_says_so_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str, name: str | None
+) -> None:
+    """Only where the release could not be fetched, never in place of one that is another file; and there is a wheel."""
+
+    def fails(*_arguments: object) -> None:
+        raise EasyTierNotFoundError("not to be had", reason=reason)
+
+    asked: list[Path] = []
+    wheel = tmp_path / "edgelink-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    monkeypatch.setattr("edgelink.overlay.acquisition.fetch_release", fails)
+    monkeypatch.setattr(packages, "make_wheel", lambda dist: wheel)
+    monkeypatch.setattr(packages, "download", lambda _to, _machine, _pythons, locks: asked.extend(locks))
+    for part in ("put_manual", "put_completions"):
+        monkeypatch.setattr(packages, part, lambda *_: None)
+    if name is None:
+        with pytest.raises(SystemExit):
+            packages.make_bundle(tmp_path, machine, None, ["3.11"])
+        return
+    made = packages.make_bundle(tmp_path, machine, None, ["3.11"])
+    assert made.name == name
+    assert packages.EASYTIER_LOCK in asked
+
+
+def test_an_easytier_out_of_a_wheel_is_linked_where_a_release_would_be(bundle: Bundle) -> None:
+    """The edgelink wheel has its programs; an upgrade to a bundle with the release takes that."""
+    shutil.rmtree(bundle.files / "easytier")
+    (bundle.files / "easytier-wheel.lock").touch()
+    assert bundle.install().returncode == 0
+    programs = bundle.prefix / "share/edgelink/easytier-wheel"
+    assert (bundle.bin / "easytier-core").readlink() == programs / "easytier-core"
+    (bundle.files / "easytier-wheel.lock").unlink()
+    (bundle.files / "easytier").mkdir()
+    for name in ("easytier-core", "easytier-cli", "LICENSE"):
+        (bundle.files / "easytier" / name).touch()
+    assert bundle.install().returncode == 0
+    assert (bundle.bin / "easytier-core").readlink() == bundle.prefix / "easytier/easytier-core"
+    assert (bundle.prefix / "easytier/LICENSE").exists()
+    assert bundle.remove().returncode == 0
+    assert list(bundle.bin.iterdir()) == []
+
+
+class Release:
+    """A directory with a bundle that leaves a word when it is installed, and install.sh for it."""
+
+    def __init__(self, root: Path) -> None:
+        self.dist, self.tools, self.word = root / "dist", root / "tools", root / "installed"
+        self.archive = self.dist / f"edgelink-0.1.0-linux-{platform.machine()}.tar.gz"
+        content = root / self.archive.name.removesuffix(".tar.gz")
+        for directory in (self.dist, self.tools, content):
+            directory.mkdir()
+        (content / "install").write_text(f"#!/bin/sh\necho done >{self.word}\n")
+        (content / "install").chmod(0o755)
+        with tarfile.open(self.archive, "w:gz") as archive:
+            archive.add(content, content.name)
+        for name in ("chmod", "cp", "gzip", "mktemp", "rm", "sh", "sha256sum", "tar", "uname"):
+            (self.tools / name).symlink_to(str(shutil.which(name)))
+        (self.tools / "python3").symlink_to(sys.executable)
+        self.program("id", "echo 0")
+        self.installer = packages.make_installer(self.dist, "0.1.0", "")
+
+    def program(self, name: str, script: str) -> None:
+        (self.tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.tools / name).chmod(0o755)
+
+    def install(self, *options: str | Path) -> subprocess.CompletedProcess[str]:
+        """As `curl … | sudo sh -s -- …` does it."""
+        return subprocess.run(
+            ["sh", "-s", "--", *map(str, options)],
+            input=self.installer.read_text(),
+            env={"PATH": str(self.tools)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return Release(tmp_path)
+
+
+def test_install_sh_installs_what_it_was_made_for(release: Release) -> None:
+    """From a directory, and from a mirror, here by Python; half of it does nothing."""
+    half = release.installer.read_text()
+    release.installer.write_text(half[: half.index('main "$@"')])
+    assert release.install("--from", release.dist).returncode == 0
+    assert not release.word.exists()
+    release.installer.write_text(half)
+
+    assert release.install("--from", release.dist).returncode == 0
+    assert release.word.read_text() == "done\n"
+    release.word.unlink()
+    with serving(release.dist) as address:
+        done = release.install("--from", address)
+    assert (done.returncode, release.word.exists()) == (0, True), done.stderr
+    baked_in = packages.make_installer(release.dist, "0.1.0", str(release.dist))
+    assert baked_in == release.installer
+    assert release.install().returncode == 0
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """A web server of the directory; its address."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "status"),
+    [("changed", 1), ("gone", 78), ("not there", 75), ("no source", 2), ("option", 2), ("machine", 78), ("user", 78)],
+)
+def test_install_sh_refuses_before_anything_is_installed(release: Release, mistake: str, status: int) -> None:
+    """With an exit status that says whether trying again helps."""
+    options: list[str | Path] = ["--from", release.dist]
+    if mistake == "changed":
+        with release.archive.open("ab") as file:
+            file.write(b"x")
+    elif mistake == "gone":
+        release.archive.unlink()
+    elif mistake == "not there":
+        options = ["--from", "http://127.0.0.1:1"]
+    elif mistake == "no source":
+        options = []
+    elif mistake == "option":
+        options += ["--form"]
+    elif mistake == "machine":
+        (release.tools / "uname").unlink()
+        release.program("uname", "echo m68k")
+    else:
+        release.program("id", "echo 1000")
+    refused = release.install(*options)
+    assert refused.returncode == status, refused.stderr
+    assert refused.stderr.strip()
+    assert not release.word.exists()
 
 
 def test_a_deb_depends_on_a_python_that_it_has_wheels_for() -> None:

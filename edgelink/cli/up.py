@@ -87,7 +87,10 @@ def command(
 
 def hide_argument(secret: str) -> None:
     """Overwrite ``secret`` in this process's command line, which every user of the machine can read."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no /proc, in which nobody can read it either
+        return
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the fields 48 and 49; see proc(5)
     at = ctypes.string_at(begin, end - begin).find(secret.encode())
     if at >= 0:
