@@ -1,4 +1,4 @@
-"""A driver that notices outages: calls one actor on each edge five times a second and writes down what happens.
+"""A driver that notices outages: calls one actor on each edge ten times a second and writes down what happens.
 
     outage_driver.py RECORD      JSON lines go to RECORD; ends by SIGINT or SIGTERM
 
@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-CALL_EVERY_S = 0.2
+CALL_EVERY_S = 0.1
 LOOK_EVERY_S = 0.5
 GLOO_PORT = 29400
 

@@ -22,7 +22,8 @@ import pytest
 import secrets_search
 from conftest import MakeLab
 from faults import children
-from machines import overlay_ip, relay_status, wait_for_condition, wait_until
+from forged import send_forged
+from machines import overlay_ip, relay_status, told_by_doctor, wait_for_condition, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 import edgelink
@@ -55,6 +56,7 @@ MAY_LOOK = {
 }
 MAX_GROWTH_MB = 24.0
 NEW_WORDS = "a new line of the raylet"
+TOLD_IN_TIME_S = 40.0  # the daemons look at what was dropped every 30 s
 IN_TIME_S = 20.0  # sooner than the daemons look of themselves, every 30 s
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
@@ -580,6 +582,26 @@ def test_a_flushed_ruleset_is_back_at_once(road: Road) -> None:
             IN_TIME_S,
             wanted=lambda text: "drop" in text,
         )
+
+
+def test_packets_from_addresses_that_nobody_has_are_dropped_and_told(road: Road) -> None:
+    """By the head's daemon within half a minute, by its doctor and metrics; the head stays Ready."""
+    lab, head_ip = road.lab, overlay_ip(road.lab, CLOUD)
+    for source in ("10.10.0.77", LAN[CLOUD]):
+        send_forged(lab, EDGE, source, head_ip)
+    status, shielded = wait_for_condition(lab, CLOUD, "Shielded", "PacketsDropped", TOLD_IN_TIME_S)
+    assert (status["ready"], shielded["status"]) == (True, "True")
+    for words in ("10.10.0.77, which no lease has, came in by et0", f"{LAN[CLOUD]}, outside of the overlay's network"):
+        assert words in shielded["message"]
+    found = told_by_doctor(lab.exec(CLOUD, ["edgelink", "doctor", "--json"], capture=True))["firewall-in-place"]
+    assert (found["verdict"], "10.10.0.77" in found["message"]) == ("limited", True)
+    assert "edgelink registry list" in found["remedy"]
+    fetch = (
+        f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{METRICS}/metrics').read().decode())"
+    )
+    told = lab.exec(CLOUD, ["python", "-c", fetch], capture=True, check=True, timeout_s=30).stdout
+    for kind in ("unleased", "foreign"):
+        assert f'edgelink_overlay_dropped_packets_total{{kind="{kind}"}} 1' in told
 
 
 def tables_of(lab: Lab, node: str) -> set[str]:

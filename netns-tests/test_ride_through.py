@@ -18,7 +18,7 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, mend, processes
-from machines import Machine, brought_up_on, make_token, revive, wait_for_condition, wait_until
+from machines import Machine, brought_up_on, make_token, overlay_ip, revive, wait_for_condition, wait_until
 from outages import OutageDriver
 
 from edgelink.clock import SystemClock
@@ -37,7 +37,8 @@ REDUCE_CUT_S = 60 if IS_SOAK else 15
 SLACK_S = 15.0
 SETTLED_S = 5.0  # what comes of a fault has begun by then
 NODES = (RELAY, CLOUD, *EDGES)
-UNTOUCHED_S = 10.0  # calls come five times a second: what a busy machine may add, and far less than the outage
+UNTOUCHED_S = 10.0  # calls come ten times a second: what a busy machine may add, and far less than the outage
+ROUTE_GAP_S = 1.0
 TENSOR_MIB = 48
 RUN = ["edgelink", "run", "--no-preflight", "--", "python"]
 
@@ -193,6 +194,31 @@ def test_a_hurt_tunnel_leaves_ray_untouched(road: Road, driver: OutageDriver, wh
     assert {actor: len(pids) for actor, pids in seen.pids.items()} == {"retried": 1, "plain": 1}
     assert processes(road.lab, EDGES[0])["raylet"] == raylet
     road.wait_ready(EDGES[0])
+
+
+def test_a_route_that_dhcp_pushes_costs_the_driver_nothing(road: Road, driver: OutageDriver) -> None:
+    """Its packets, Ray's token in them, would go to a neighbour otherwise, in clear; he hears none."""
+    neighbour, head_ip, started_s = "edge-1-nat", overlay_ip(road.lab, CLOUD), time.monotonic()
+    default = road.lab.exec(EDGES[0], ["ip", "route", "show", "default"], capture=True, check=True).stdout.split()
+    via = default[1:5]
+    counter = f"type filter hook prerouting priority -300\nip daddr {head_ip} counter"
+    count = f"table inet heard {{\nchain in {{\n{counter}\n}}\n}}\n"
+    road.lab.exec(neighbour, ["nft", "-f", "-"], capture=True, check=True, stdin=count)
+    try:
+        for network in (f"{head_ip}/32", "10.10.0.0/25"):
+            road.lab.exec(EDGES[0], ["ip", "route", "add", network, *via, "proto", "dhcp"], capture=True, check=True)
+        assert driver.wait_answers(time.monotonic() + SETTLED_S, 60)
+        for network in (f"{head_ip}/32", "10.10.0.0/25"):
+            road.lab.exec(EDGES[0], ["ip", "route", "del", network, *via, "proto", "dhcp"], capture=True, check=True)
+        assert driver.wait_answers(time.monotonic(), 60)
+        seen = driver.seen(started_s)
+        heard = road.lab.exec(neighbour, ["nft", "list", "table", "inet", "heard"], capture=True, check=True).stdout
+    finally:
+        road.lab.exec(neighbour, ["nft", "delete", "table", "inet", "heard"], check=True)
+    print(f"gaps {seen.gaps_s}")
+    assert "counter packets 0 " in heard
+    assert seen.errors == []
+    assert seen.longest_gap_s <= ROUTE_GAP_S
 
 
 def test_an_all_reduce_in_flight_completes(road: Road, driver: OutageDriver) -> None:
