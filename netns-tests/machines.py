@@ -19,6 +19,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.lab.road import Road
+from edgelink.overlay.own_routes import TABLE
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 
@@ -254,6 +255,9 @@ def leftovers(lab: Lab, node: str, *, daemon: bool = False) -> list[str]:
     left += [link for link in links if link.split()[0].split("@")[0] not in ("lo", "eth0", "wan")]
     tables = lab.exec(node, ["nft", "list", "tables"], capture=True, check=True).stdout.splitlines()
     left += [table for table in tables if "edgelink" in table]
+    rules = lab.exec(node, ["ip", "rule", "show", "table", str(TABLE)], capture=True, check=True).stdout.splitlines()
+    routes = lab.exec(node, ["ip", "route", "show", "table", str(TABLE)], capture=True).stdout.splitlines()
+    left += [] if daemon else [*rules, *routes]
     expected = {"node.sock", "bootstrap.sock"} if daemon else set()
     for path in lab.host_path(node, Paths().runtime).rglob("*"):
         # Lock files are empty, and the kernel frees what they lock.

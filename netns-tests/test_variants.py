@@ -18,10 +18,24 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import children, command, pids_of
-from machines import Machine, assert_error, leftovers, make_token, road, start_relay, wait_for_condition, wait_until
+from forged import send_forged
+from machines import (
+    Machine,
+    assert_error,
+    can_ping,
+    leftovers,
+    make_token,
+    road,
+    start_relay,
+    wait_for_condition,
+    wait_until,
+)
 
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import write_demo_cluster
+from edgelink.overlay.overlay_drops import Kind, counted_in
+from edgelink.overlay.own_routes import TABLE
+from edgelink.overlay.rpc_guard import RPC_TABLE
 
 EDGE = "edge-1"
 
@@ -84,7 +98,17 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     for address in addresses.values():
         assert port_scan.open_tcp_ports(lab, RELAY, address, some=raylets) == set()
 
+    # Nothing of ours keeps packets on the device, and a way by another one is named all the same.
+    for node in (CLOUD, EDGE):
+        assert "edgelink_easytier" not in lab.exec(node, ["nft", "list", "tables"], capture=True).stdout
+        assert lab.exec(node, ["ip", "rule", "show", "table", str(TABLE)], capture=True).stdout == ""
     raylet = children(lab, EDGE)["raylet"]
+    for words in ("link add other type bridge", "link set other up", "route add 198.51.100.2/32 dev other"):
+        lab.exec(EDGE, ["ip", *words.split()], check=True)
+    _, lost = wait_for_condition(lab, EDGE, "OverlayUp", "RouteElsewhere", 10)
+    assert "what is for cloud (198.51.100.2) leaves by other instead of eth0" in lost["message"]
+    lab.exec(EDGE, ["ip", "link", "del", "other"], check=True)
+    walk.wait_ready(EDGE)
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "down"], check=True)
     status, lost = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceDown")
     assert "the device eth0 is down" in lost["message"]
@@ -135,9 +159,24 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     core, raylet = pids_of(lab, RELAY, "easytier-core"), children(lab, EDGE)["raylet"]
     assert len(core) == 1
 
+    def forged_is_dropped() -> None:
+        """Whichever daemon keeps the table."""
+        look = ["nft", "list", "table", "inet", RPC_TABLE]
+
+        def dropped() -> int:
+            return counted_in(lab.exec(RELAY, look, capture=True, check=True).stdout)[Kind.UNLEASED]
+
+        before = dropped()
+        send_forged(lab, EDGE, "10.10.0.77", "10.10.0.1")
+        wait_until("it is dropped", dropped, 10, wanted=lambda now: now == before + 1)
+        assert can_ping(lab, RELAY, "10.10.0.1"), "it speaks to itself by its overlay address"
+
+    forged_is_dropped()
+
     lab.stop(RELAY)  # the head takes EasyTier over
     wait_until("the head stands alone", shown, wanted=lambda daemons: set(daemons) == {"head"})
     wait_until("the head owns EasyTier", shown, wanted=lambda daemons: daemons["head"]["easytier_pid"] in core)
+    forged_is_dropped()
     lab.start(RELAY)
     wait_for_both()
     changed = lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=60)
