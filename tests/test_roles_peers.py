@@ -37,6 +37,7 @@ class Network:
         self.clock = FakeClock()
         self.alive: set[IPv4Address] = set()
         self.rtt_ms = 1.5
+        self.least_patience_s: dict[IPv4Address, float] = {}  # who answers later than that
         self.proofs: dict[Identity | None, Proof] = {}
         self.asked: list[tuple[float, IPv4Address, float]] = []  # when, whom, with which patience
         self.traffic = Traffic()
@@ -72,9 +73,12 @@ class Network:
     ) -> Echo | None:
         assert source == SPEC.overlay_ip.ip
         self.asked.append((self.clock.monotonic_s(), target, timeout_s))
-        if target in self.alive:
+        if self._answers(target, timeout_s):
             return Echo(self.rtt_ms, 101.0, -99.5, self.proofs.get(identity, Proof.UNPROVEN))
         return None
+
+    def _answers(self, target: IPv4Address, timeout_s: float) -> bool:
+        return target in self.alive and timeout_s >= self.least_patience_s.get(target, 0.0)
 
     async def _look(self) -> Traffic:
         await self.kernel_answers.wait()
@@ -97,7 +101,8 @@ class Network:
         """One step, and the time until the next, with the patience of those who were not answered."""
         begun = len(self.asked)
         again_s = await self.settle()
-        waited_s = max((patience for _, ip, patience in self.asked[begun:] if ip not in self.alive), default=0.0)
+        asked = self.asked[begun:]
+        waited_s = max((patience for _, ip, patience in asked if not self._answers(ip, patience)), default=0.0)
         await self.clock.advance(again_s + waited_s)
 
     async def run(self, seconds: float) -> None:
@@ -736,6 +741,22 @@ async def test_a_new_connection_with_the_head_has_it_asked_at_once() -> None:
     assert network.reason == "Reachable", "it is heard, and not asked"
     network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({8})})
     assert await network.until("PeerNotWhoItSays", 3) <= 3
+
+
+async def test_a_full_queue_holds_no_connection_back_for_long() -> None:
+    """Echoes take three seconds behind a training's own packets, and its connections go on. Not for a blink only."""
+    network = proving()
+    await network.until("Reachable", 1)
+    network.least_patience_s = {CLOUD: 3.0}
+    network.traffic = Traffic({CLOUD: 0.5}, sockets={CLOUD: frozenset({7})})
+    held_s, until_s = 0.0, network.clock.monotonic_s() + 200
+    while (at_s := network.clock.monotonic_s()) < until_s:
+        await network.step()
+        held_s += (network.clock.monotonic_s() - at_s) * bool(network.board.facts.doubted)
+    assert held_s <= 5
+    network.alive.remove(CLOUD)
+    await network.run(90)
+    assert network.board.facts.doubted == {CLOUD}, "who never answers is doubted"
 
 
 async def test_one_lost_echo_holds_nothing_back() -> None:

@@ -44,8 +44,8 @@ _REFRESH = 6  # periods after which a node is asked although it was heard: round
 _KEEN_S = 3.0  # an uplink that has changed is judged by answers after 2.5 s, on a metered one as well
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
-_FULL_QUEUE_S = 30.0
 _FULL_QUEUE_PATIENCE_S = 5.0
+_FULL_QUEUE_TRIES = 6  # two looks at the kernel apart, so one at least is waited for patiently
 _OTHERWISE_S = 10.0  # longer than between two questions, or two looks at the kernel, of who answers
 
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
@@ -106,9 +106,16 @@ class Known:
         return self.silences >= _SILENCE_TRIES
 
     @property
+    def is_behind_queue(self) -> bool:
+        """Whether its connections went on after a question that it did not answer: a full queue takes seconds."""
+        heard_s, since_s = self.otherwise_s, self.silent_since_s
+        return heard_s is not None and since_s is not None and heard_s >= since_s + _PATIENCE_S
+
+    @property
     def is_doubtful(self) -> bool:
-        """Whether it does not prove who it is, or is silent, and one lost packet is not the cause."""
-        return self.is_silent or self.unproven >= _SILENCE_TRIES
+        """Whether it does not prove who it is, or is silent, and neither one lost packet nor a full queue is why."""
+        is_silent = self.is_silent and (not self.is_behind_queue or self.silences >= _FULL_QUEUE_TRIES)
+        return is_silent or self.unproven >= _SILENCE_TRIES
 
     def is_same(self, other: Known) -> bool:
         """Whether both are one node at one address."""
@@ -436,7 +443,7 @@ class Peers(Part[Inputs, Do]):
         self.own = replace(own, due=(), status=self._conditions.get(self.condition).status)
         everyone = [own.known[name] for name in names]
         answers = await asyncio.gather(
-            *(self._ask(own_ip, each.overlay_ip, _patience_s(each, asked_s), each.identity) for each in everyone)
+            *(self._ask(own_ip, each.overlay_ip, _patience_s(each), each.identity) for each in everyone)
         )
         at_s, known = self._clock.monotonic_s(), dict(self.own.known)
         for name, echo in zip(names, answers, strict=True):
@@ -582,12 +589,9 @@ def _unreachable(own: Seen, targets: Targets, silent: list[str]) -> Said:
     return is_not_so(PEERS_REACHABLE.name, reason, f"no answer over the overlay from {names}; {hint}")
 
 
-def _patience_s(known: Known, at_s: float) -> float:
-    """How long an answer is waited for: where answers were quick, silence is known sooner.
-
-    Who is heard otherwise for long may be behind a full queue, and is waited for before its silence counts against it.
-    """
-    if known.is_heard_otherwise(at_s) and at_s - (known.otherwise_since_s or at_s) > _FULL_QUEUE_S:
+def _patience_s(known: Known) -> float:
+    """How long an answer is waited for: where answers were quick, silence is known sooner."""
+    if known.is_behind_queue:
         return _FULL_QUEUE_PATIENCE_S
     if known.answered_s is None and known.silences < _EAGER_TRIES:
         return _EAGER_PATIENCE_S
