@@ -28,8 +28,8 @@ from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 RPC_TABLE = "edgelink_easytier"
 # What Shielded says while the table is not in place.
 OPEN_WITHOUT = (
-    "EasyTier's RPC may be open to every user of this machine, packets from any address come in by the overlay and "
-    "from overlay addresses by other devices, and the routing rule alone keeps those for nodes on the overlay's device"
+    "EasyTier's RPC may be open to every user of this machine, packets from any address come in by the overlay to any "
+    "port, and from overlay addresses by other devices; the routing rule alone keeps those for nodes on its device"
 )
 DEAD_PATHS = "dead_paths"  # the other end's address and port, and our port
 PUNCHING_OVER = "punching_over"  # holds `udp` while EasyTier may not punch holes
