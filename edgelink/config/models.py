@@ -369,8 +369,8 @@ class FirewallConfig(_Section):
 
     enabled: bool = Field(
         True,
-        description="drop Ray's ports on every device but lo and the overlay's, keep EasyTier's RPC for root, "
-        "and close dead direct paths; `firewall: off` for short",
+        description="drop Ray's ports on every device but lo and the overlay's, refuse members what is not EdgeLink's, "
+        "keep EasyTier's RPC for root, and close dead direct paths; `firewall: off` for short",
     )
     rendezvous_ports: tuple[PortRange, ...] | None = Field(
         None,
