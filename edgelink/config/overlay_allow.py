@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address
 from typing import Literal
 
-_FORM = re.compile(r"(?:(?P<protocol>tcp|udp)/)?(?P<first>\d+)(?:-(?P<last>\d+))?(?: from (?P<who>\S+))?")
+_FORM = re.compile(r"(?:(?P<protocol>tcp|udp)/)?(?P<first>[0-9]{1,5})(?:-(?P<last>[0-9]{1,5}))?(?: from (?P<who>\S+))?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # HOSTNAME_PATTERN
 ROLES = ("relay", "head", "edge")
 

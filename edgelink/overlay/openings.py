@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv4Interface
 from typing import Literal
 
 from edgelink.overlay.nft import MARK
-from edgelink.process.port_ranges import listed, merged
+from edgelink.process.port_ranges import in_words, listed, merged
 
 ASKED = "asked"  # the member's address and port, and our port, of UDP that this machine has sent
 _ASKED_S = 180  # as long as the kernel's connection tracking remembers a UDP stream at most
@@ -42,7 +42,7 @@ class Opening:
     @property
     def in_words(self) -> str:
         """The ports, and how many may reach them."""
-        ports = f"{self.protocol}/{self.first}" + ("" if self.first == self.last else f"-{self.last}")
+        ports = in_words(self.protocol, self.first, self.last)
         if self.sources is None:
             return f"{ports} from all"
         return f"{ports} from {next(iter(self.sources)) if len(self.sources) == 1 else f'{len(self.sources)} nodes'}"

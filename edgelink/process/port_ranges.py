@@ -40,3 +40,8 @@ def within(ranges: Ranges, bounds: tuple[int, int]) -> tuple[tuple[int, int], ..
 def listed(ranges: Ranges) -> str:
     """As people and nft write them; pure."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
+
+
+def in_words(protocol: str, first: int, last: int) -> str:
+    """Return a range of ports as people write it, such as ``tcp/8000-8099``; pure."""
+    return f"{protocol}/{listed([(first, last)])}"

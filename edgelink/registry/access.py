@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from edgelink.config.overlay_allow import parse_allowed
 from edgelink.errors import RegistryError, UsageError
 from edgelink.log import get_logger
+from edgelink.process.port_ranges import merged
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import (
@@ -35,7 +37,6 @@ ALL = "all"
 ALLOWED, DENIED = "access allowed", "access denied"  # in the history
 
 _TOLD_CHANGES = 100
-_PORTS = re.compile(r"(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _ROLES = frozenset(Role)
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _SELECTORS = "`relay`, `head`, `edge`, `all`, KEY=VALUE of a label, or a node's hostname or node id"
@@ -45,11 +46,13 @@ log = get_logger("registry")
 
 def parse_ports(text: str) -> tuple[Literal["tcp", "udp"], int, int]:
     """Read ``tcp/8888``, ``udp/5000-5010``, or ``8888`` for TCP. Raises UsageError."""
-    found = _PORTS.fullmatch(text)
-    first, last = (int(found[2]), int(found[3] or found[2])) if found else (0, 0)
-    if found is None or not 1 <= first <= last <= 65535:
+    try:
+        found = parse_allowed(text) if text.split() == [text] else None  # without `from WHO`
+    except ValueError:
+        found = None
+    if found is None:
         raise UsageError(f"{text!r} names no ports", hint="write tcp/8888 or udp/5000-5010, ports from 1 to 65535")
-    return cast("Literal['tcp', 'udp']", found[1] or "tcp"), first, last
+    return found.protocol, found.first, found.last
 
 
 def is_meant(selector: str, lease: Lease) -> bool:
@@ -68,13 +71,8 @@ def is_meant(selector: str, lease: Lease) -> bool:
 
 def ranges_of(addresses: Iterable[IPv4Address]) -> tuple[AddressRange, ...]:
     """The same addresses as ranges, in order."""
-    ranges: list[AddressRange] = []
-    for address in sorted(addresses):
-        if ranges and address == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], address)
-        else:
-            ranges.append((address, address))
-    return tuple(ranges)
+    ranges = merged((int(address), int(address)) for address in addresses)
+    return tuple((IPv4Address(first), IPv4Address(last)) for first, last in ranges)
 
 
 @dataclass(frozen=True)

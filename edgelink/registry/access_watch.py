@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
+from edgelink.process.port_ranges import in_words
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Envelope, NodeAccess
@@ -88,7 +89,7 @@ class AccessWatch:
             self._is_waiting = False
         before, self.told = self.told.recorded, AccessTold(newest, newest)
         if before is None or before.openings != newest.openings:
-            ports = [f"{one.protocol}/{one.first}-{one.last}" for one in newest.openings]
+            ports = [in_words(one.protocol, one.first, one.last) for one in newest.openings]
             log.info("registry.access_changed", generation=newest.generation, epoch=newest.epoch, open=ports)
 
     def _take(self, envelope: Envelope) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Literal
 
+from edgelink.process.port_ranges import in_words
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Role
 
@@ -160,7 +161,7 @@ class AccessRule:
     @property
     def ports(self) -> str:
         """As the operator gave them."""
-        return f"{self.protocol}/{self.first}" + ("" if self.first == self.last else f"-{self.last}")
+        return in_words(self.protocol, self.first, self.last)
 
     def __str__(self) -> str:
         return f"{self.target} {self.ports} from {self.source}"
