@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
 
-from edgelink.overlay import stale
+from edgelink.overlay import sockets, stale
+from edgelink.overlay.echo_wire import NOBODY
 
 
 class Answer(dict[str, Any]):
@@ -58,6 +64,39 @@ def test_the_kernel_says_what_a_connection_uses() -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         other_end = f"127.0.0.1:{server.getsockname()[1]}"
         assert (client.getsockname()[1], other_end, "reno") in stale.congestion_controls(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_closed"), [(0, True), (errno.ENOENT, True), (errno.EOPNOTSUPP, False), (errno.EPERM, False)]
+)
+def test_a_connection_that_the_kernel_does_not_close_is_no_closed_one(answer: int, is_closed: bool) -> None:
+    """Kernels without INET_DIAG_DESTROY say so. A connection that ended meanwhile is no reason to leave the others."""
+
+    class Kernel:
+        def nlm_request(self, *_: Any) -> Iterator[Any]:
+            yield SimpleNamespace(data=bytearray(4 + 16) + struct.pack("=i", -answer), offset=4)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        with sockets.diag_socket() as diag:
+            port = client.getsockname()[1]
+            (listed,) = [each for each in sockets.established(diag) if each["idiag_sport"] == port]
+        with nullcontext() if is_closed else pytest.raises(NetlinkError, match=os.strerror(answer)):
+            sockets.destroy(Kernel(), listed)
+
+
+def test_who_may_not_close_a_connection_is_told() -> None:
+    """Asked of the real kernel, without the right to."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        port, user = client.getsockname()[1], os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(NOBODY)
+            with sockets.diag_socket() as diag:
+                (listed,) = [each for each in sockets.established(diag) if each["idiag_sport"] == port]
+                with pytest.raises(NetlinkError):
+                    sockets.destroy(diag, listed)
+        finally:
+            os.seteuid(user)
 
 
 def test_a_live_connection_is_left_alone() -> None:

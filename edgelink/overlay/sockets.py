@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ from typing import Any
 from pyroute2 import DiagSocket
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST
 from pyroute2.netlink.diag import SOCK_DESTROY, inet_diag_req
+from pyroute2.netlink.exceptions import NetlinkError
 
 ESTABLISHED = 1
 _TCP_INFO = 1 << 1  # INET_DIAG_INFO
 _CONGESTION = 1 << 3  # INET_DIAG_CONG
+_HEADER_BYTES = 16  # of struct nlmsghdr
 
 
 @contextmanager
@@ -36,9 +40,9 @@ def established(diag: DiagSocket, family: int = socket.AF_INET) -> Iterator[Any]
 
 
 def destroy(diag: DiagSocket, connection: Any) -> None:
-    """Have the kernel close a connection that was listed, as if its other end had.
+    """Have the kernel close a connection that was listed, as if its other end had. One that is gone is closed.
 
-    Raises NetlinkError: it is gone already, or the kernel lacks INET_DIAG_DESTROY.
+    Raises NetlinkError: the kernel lacks INET_DIAG_DESTROY, or we may not.
     """
     family = connection["idiag_family"]
     request = inet_diag_req()
@@ -49,4 +53,8 @@ def destroy(diag: DiagSocket, connection: Any) -> None:
         request[field] = connection[field]
     for field in ("idiag_src", "idiag_dst"):
         request[field] = struct.unpack("!4I", socket.inet_pton(family, connection[field]).ljust(16, b"\0"))
-    tuple(diag.nlm_request(request, SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK))  # a generator
+    for answer in diag.nlm_request(request, SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK):
+        # pyroute2 takes no errors out of answers of this kind.
+        (error,) = struct.unpack_from("=i", answer.data, answer.offset + _HEADER_BYTES)
+        if error not in (0, -errno.ENOENT):
+            raise NetlinkError(-error, os.strerror(-error))
