@@ -25,7 +25,7 @@ from pings import Pings
 
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.namespaces import netns_path
-from edgelink.overlay.overlay_drops import Kind, noted_in
+from edgelink.overlay.overlay_drops import Kind, counted_in, noted_in
 from edgelink.overlay.own_routes import PRIORITY, TABLE
 from edgelink.overlay.rpc_guard import RPC_TABLE
 
@@ -318,23 +318,24 @@ def test_what_is_for_a_member_leaves_by_no_other_way(overlay: OverlayLab) -> Non
     assert ours(overlay) == found
 
 
-def dropped(overlay: OverlayLab, node: str, rule: str) -> int:
-    """How many packets the rule has dropped there."""
-    told = overlay.sh(node, f"nft list table inet {RPC_TABLE}")
-    return int(re.findall(rf"{re.escape(rule)} counter packets (\d+)", told)[0])
+def dropped(overlay: OverlayLab, node: str, kind: Kind) -> int:
+    """How many packets of this kind the node has dropped."""
+    return counted_in(overlay.sh(node, f"nft list table inet {RPC_TABLE}"))[kind]
 
 
 def test_foreign_addresses_come_in_by_no_device(overlay: OverlayLab) -> None:
     """A member sends from the head's LAN, and from an address that nobody has; a neighbour from a member's."""
-    by_et0, beside = f'iifname "et0" ip saddr != {NETWORK}', f'iifname != "et0" ip saddr {NETWORK}'
-    before = dropped(overlay, CLOUD, by_et0)
+    before = dropped(overlay, CLOUD, Kind.FOREIGN)
     for source in ("8.8.8.8", "192.168.10.7"):
         send_forged(overlay.lab, EDGE, source, HEAD_IP)
-    wait_until("the head drops them", lambda: dropped(overlay, CLOUD, by_et0), wanted=lambda now: now == before + 2)
-    nobodys = 'iifname "et0" meta nfproto ipv4'
-    before = dropped(overlay, CLOUD, nobodys)
+    wait_until(
+        "the head drops them", lambda: dropped(overlay, CLOUD, Kind.FOREIGN), wanted=lambda now: now == before + 2
+    )
+    before = dropped(overlay, CLOUD, Kind.UNLEASED)
     send_forged(overlay.lab, EDGE, "10.10.0.77", HEAD_IP)
-    wait_until("the head drops it", lambda: dropped(overlay, CLOUD, nobodys), wanted=lambda now: now == before + 1)
+    wait_until(
+        "the head drops it", lambda: dropped(overlay, CLOUD, Kind.UNLEASED), wanted=lambda now: now == before + 1
+    )
     noted = overlay.sh(CLOUD, f"nft list table inet {RPC_TABLE}")
     assert {(drop.kind, drop.device, str(drop.source), str(drop.target)) for drop in noted_in(noted)} == {
         (Kind.FOREIGN, "et0", "8.8.8.8", HEAD_IP),
@@ -343,10 +344,10 @@ def test_foreign_addresses_come_in_by_no_device(overlay: OverlayLab) -> None:
     }
     overlay.sh(NEIGHBOUR, f"ip addr add {HEAD_IP}/32 dev lo")
     try:
-        before = dropped(overlay, EDGE, beside)
+        before = dropped(overlay, EDGE, Kind.FROM_MEMBER)
         asks = ["ping", "-c", "2", "-W", "1", "-I", HEAD_IP, "192.168.11.2"]
         assert overlay.lab.exec(NEIGHBOUR, asks, capture=True).returncode != 0
-        assert dropped(overlay, EDGE, beside) >= before + 2
+        assert dropped(overlay, EDGE, Kind.FROM_MEMBER) >= before + 2
     finally:
         overlay.sh(NEIGHBOUR, f"ip addr del {HEAD_IP}/32 dev lo")
 

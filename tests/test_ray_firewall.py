@@ -232,29 +232,42 @@ def test_what_revoked_nodes_held_is_dropped_both_ways_on_the_overlay_only() -> N
 
 def test_the_overlay_stays_on_its_device() -> None:
     """Our own address is reached by loopback; a member's by no other device, in and out."""
-    chains = rpc_guard(1, "et7", OverlayRules(IPv4Interface("10.10.0.3/24"))).chains
-    lines = [line.strip().partition(" comment")[0] for line in chains.split("\n")]
-    for ours, others in (
-        ('oifname "lo" ip daddr 10.10.0.3 accept', 'oifname != "et7" ip daddr 10.10.0.0/24 counter drop'),
-        ('iifname "lo" ip saddr 10.10.0.3 accept', 'iifname != "et7" ip saddr 10.10.0.0/24 counter drop'),
-    ):
-        assert lines.index(ours) < lines.index(others)
-    assert 'iifname "et7" ip saddr != 10.10.0.0/24 counter drop' in lines
+    chains = chains_of(OverlayRules(IPv4Interface("10.10.0.3/24")))
+    assert chains["to_members"] == ['oifname != "et7" ip daddr 10.10.0.0/24 jump to_member']
+    assert chains["from_members"] == [
+        'iifname "et7" jump by_overlay',
+        'iifname != "et7" ip saddr 10.10.0.0/24 jump from_member',
+    ]
+    assert chains["by_overlay"] == ["ip saddr != 10.10.0.0/24 jump foreign"]
+    for kind, own in (("to_member", 'oifname "lo" ip daddr'), ("from_member", 'iifname "lo" ip saddr')):
+        assert chains[kind][0] == f"{own} 10.10.0.3 accept"
+    for kind in ("to_member", "from_member", "foreign"):
+        assert chains[kind][-2].startswith(f"update @noted_{kind} ")
+        assert chains[kind][-1] == "counter drop"
+
+
+def chains_of(rules: OverlayRules) -> dict[str, list[str]]:
+    """The rules of each chain of EasyTier's table, without their comments."""
+    found: dict[str, list[str]] = {}
+    for block in rpc_guard(1, "et7", rules).chains.split("  chain ")[1:]:
+        name, *lines = block.partition("\n  }\n")[0].splitlines()
+        found[name.removesuffix(" {")] = [line.strip().partition(" comment")[0] for line in lines]
+    return {name: [line for line in lines if not line.startswith("type ")] for name, lines in found.items()}
 
 
 def test_an_address_that_nobody_has_does_not_come_in() -> None:
     """As far as it is known who has which; as long as it is not, all of the network's do."""
-    own, unknown = IPv4Interface("10.10.0.3/24"), None
-    known = frozenset({IPv4Address("10.10.0.10"), IPv4Address("10.10.0.2")})
-    let_in, dropped = (
-        'iifname "et7" ip saddr { 10.10.0.2, 10.10.0.10 } accept',
-        'iifname "et7" meta nfproto ipv4 counter drop',
-    )
-    for usable, is_dropped in ((known, True), (unknown, False), (frozenset[IPv4Address](), False)):
-        chains = rpc_guard(1, "et7", OverlayRules(own, usable=usable)).chains
-        assert (0 < chains.find(let_in) < chains.find(dropped)) is is_dropped
-        assert (dropped in chains) is is_dropped
-        assert "nfproto" not in rpc_guard(1, "et7", OverlayRules(usable=usable)).chains
+    own, known = IPv4Interface("10.10.0.3/24"), frozenset({IPv4Address("10.10.0.10"), IPv4Address("10.10.0.2")})
+    chains = chains_of(OverlayRules(own, usable=known))
+    assert chains["by_overlay"] == [
+        "ip saddr { 10.10.0.2, 10.10.0.10 } accept",
+        "ip saddr != 10.10.0.0/24 jump foreign",
+        "meta nfproto ipv4 jump unleased",
+    ]
+    assert chains["unleased"][-1] == "counter drop"
+    for usable in (None, frozenset[IPv4Address]()):
+        assert chains_of(OverlayRules(own, usable=usable)) == chains_of(OverlayRules(own))
+    assert chains_of(OverlayRules(usable=known)) == chains_of(OverlayRules())
 
 
 def test_running_the_script_twice_is_harmless() -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address
 
 from edgelink.overlay.nft import MARK
 from edgelink.overlay.overlay_rules import OverlayRules
@@ -125,42 +125,48 @@ def drop_chains(device: str, rules: OverlayRules) -> str:
     """The sets and chains of EasyTier's table for the overlay's ``device``; pure.
 
     What comes from or goes to revoked nodes is dropped first, so that it counts as that: nobody holds their addresses.
+    A packet that has nothing to do with the overlay passes one or two rules. The rest is in chains of its own.
     """
-    leaves, comes_in = [], []
+    leaves, comes_in, apart = [], [], ""
     if rules.revoked:
         leaves = [f'oifname "{device}" ip daddr {_set_of(rules.revoked)} {_drop(Kind.TO_REVOKED)}']
         comes_in = [f'iifname "{device}" ip saddr {_set_of(rules.revoked)} {_drop(Kind.FROM_REVOKED)}']
-    sets = ""
     if rules.overlay_ip is not None:
-        sets = "".join(map(_noted_set, _UNEXPECTED))
-        leaves += _kept_on(device, rules.overlay_ip)
-        comes_in += _let_in(device, rules.overlay_ip, rules.usable)
+        own, network = rules.overlay_ip.ip, rules.overlay_ip.network
+        leaves.append(_jump(f'oifname != "{device}" ip daddr {network}', Kind.TO_MEMBER))
+        comes_in.append(_jump(f'iifname "{device}"', "by_overlay"))
+        comes_in.append(_jump(f'iifname != "{device}" ip saddr {network}', Kind.FROM_MEMBER))
+        by_overlay = [_jump(f"ip saddr != {network}", Kind.FOREIGN)]
+        if rules.usable:
+            let_in = f'ip saddr {_set_of(rules.usable)} accept comment "{MARK}"'
+            by_overlay = [let_in, *by_overlay, _jump("meta nfproto ipv4", Kind.UNLEASED)]
+        apart = (
+            _noted_drop(Kind.TO_MEMBER, "oifname", f'oifname "lo" ip daddr {own} accept comment "{MARK}"')
+            + _noted_drop(Kind.FROM_MEMBER, "iifname", f'iifname "lo" ip saddr {own} accept comment "{MARK}"')
+            + _noted_drop(Kind.FOREIGN, "iifname")
+            + (_noted_drop(Kind.UNLEASED, "iifname") if rules.usable else "")
+            + _chain("by_overlay", by_overlay)
+        )
     return (
-        sets
-        + _chain("to_members", "postrouting priority filter", leaves)
-        + _chain("from_members", "prerouting priority raw", comes_in)
+        apart
+        + _chain("to_members", leaves, "type filter hook postrouting priority filter; policy accept;")
+        + _chain("from_members", comes_in, "type filter hook prerouting priority raw; policy accept;")
     )
 
 
-def _kept_on(device: str, overlay_ip: IPv4Interface) -> list[str]:
-    picks = f'oifname != "{device}" ip daddr {overlay_ip.network}'
-    own = f'oifname "lo" ip daddr {overlay_ip.ip} accept comment "{MARK}"'
-    return [own, *_noted_drop(picks, Kind.TO_MEMBER, "oifname")]
+def _chain(name: str, rules: Sequence[str], hook: str = "") -> str:
+    lines = "".join(f"    {line}\n" for line in (hook, *rules) if line)
+    return f"  chain {name} {{\n{lines}  }}\n" if rules else ""
 
 
-def _let_in(device: str, overlay_ip: IPv4Interface, usable: Collection[IPv4Address] | None) -> list[str]:
-    own = f'iifname "lo" ip saddr {overlay_ip.ip} accept comment "{MARK}"'
-    beside = _noted_drop(f'iifname != "{device}" ip saddr {overlay_ip.network}', Kind.FROM_MEMBER)
-    foreign = _noted_drop(f'iifname "{device}" ip saddr != {overlay_ip.network}', Kind.FOREIGN)
-    if not usable:
-        return [own, *beside, *foreign]
-    members = f'iifname "{device}" ip saddr {_set_of(usable)} accept comment "{MARK}"'
-    return [members, own, *beside, *foreign, *_noted_drop(f'iifname "{device}" meta nfproto ipv4', Kind.UNLEASED)]
+def _jump(picks: str, chain: str) -> str:
+    return f'{picks} jump {chain} comment "{MARK}"'
 
 
-def _chain(name: str, hook: str, rules: Sequence[str]) -> str:
-    lines = "".join(f"    {rule}\n" for rule in rules)
-    return f"  chain {name} {{\n    type filter hook {hook}; policy accept;\n{lines}  }}\n" if rules else ""
+def _noted_drop(kind: Kind, device: str, *before: str) -> str:
+    """The set of one kind, and the chain that notes and drops what comes to its end."""
+    noted = f'update @{_NOTED}{kind} {{ {device} . ip saddr . ip daddr }} comment "{MARK}"'
+    return _noted_set(kind) + _chain(kind, [*before, noted, _drop(kind)])
 
 
 def _noted_set(kind: Kind) -> str:
@@ -171,11 +177,6 @@ def _noted_set(kind: Kind) -> str:
     timeout {_NOTED_MIN}m
   }}
 """
-
-
-def _noted_drop(picks: str, kind: Kind, device: str = "iifname") -> list[str]:
-    noted = f'{picks} update @{_NOTED}{kind} {{ {device} . ip saddr . ip daddr }} comment "{MARK}"'
-    return [noted, f"{picks} {_drop(kind)}"]
 
 
 def _drop(kind: Kind) -> str:
