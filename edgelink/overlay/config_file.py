@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from ipaddress import IPv4Interface
 from pathlib import Path
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -22,6 +23,7 @@ ENCRYPTION_OVERHEAD = 20
 _QUIET_RUST_LOG = "error,CORE=error,CORE::INSTANCE=info"
 
 
+@lru_cache(maxsize=4096)  # asked for every node of a network at each change of who is online
 def instance_of(network_id: str, node_id: str) -> UUID:
     """The instance id of a node's EasyTier, the same for the node's life."""
     return uuid5(NAMESPACE_OID, f"edgelink/{network_id}/{node_id}")
