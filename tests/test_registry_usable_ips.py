@@ -137,3 +137,11 @@ def test_who_joined_since_the_backup_goes_on_under_the_restored_registry(world: 
     client._take(Message(Topics(world.keys.network_id).directory, envelope.model_dump_json().encode()))
     assert client.facts.directory == restored
     assert client.facts.usable_ips == ips(2, 3)
+
+
+def test_a_restored_relay_lets_in_who_joined_since_its_backup(world: World) -> None:
+    """That node asks the relays by the overlay where the broker is now."""
+    relay = world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
+    assert world.authority.usable_ips() == frozenset({relay.overlay_ip})
+    world.store.note_restoration(relay.node_id, keep_addresses=False)
+    assert world.authority.usable_ips() is None

@@ -396,9 +396,12 @@ class Authority:
         return directory_of(self._store, self.keys.network_id, self._unleased_ips())
 
     def usable_ips(self) -> frozenset[IPv4Address] | None:
-        """The overlay addresses that nodes may use. None: others may be in use as well."""
+        """The overlay addresses that this relay lets in. None: others may be in use as well.
+
+        After a restoration they may: who joined since the backup looks for this relay by the overlay, to join again.
+        """
         unleased = self._unleased_ips()
-        if unleased is None:
+        if unleased is None or self._store.generation():
             return None
         return frozenset(unleased).union(lease.overlay_ip for lease in self._store.holdings.leases)
 
