@@ -62,6 +62,7 @@ def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Leas
         epoch_taken=lambda _last: 0,
         gone=set,
         secret_epoch=lambda: 1,
+        edges_open_to=lambda _last: "all",
     )
 
 

@@ -10,14 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 import pytest
 
+from edgelink.config import Config
 from edgelink.overlay.nft import Table, elements_in
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, EdgesOpenTo, Lease, Role
+from edgelink.roles.inside import SeenPorts, own_openings
 
 NODE, HEAD, MEMBER, CONTAINER, BRIDGE = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2", "172.17.0.1"
 SSH, JUPYTER, GCS, RENDEZVOUS, PUBLISHED, ROS = 22, 8888, 6379, 45000, 8080, 7447
@@ -287,6 +291,46 @@ def test_another_table_keeps_what_was_asked(world: World) -> None:
     assert all("expires 2m" in each for each in elements_in(found, "asked")), "no time is added"
     assert [each.partition(" expires")[0] for each in elements_in(found, "doubted")] == [doubted]
     assert elements_in(found, "echoes") == []
+
+
+def test_edges_answer_each_other_during_a_run_only(world: World) -> None:
+    """By `access: per-run`. The head is let in at any time, another edge while the head names it."""
+    own = Lease(
+        network_id="net",
+        node_id="a" * 26,
+        hostname="edge-1",
+        role=Role.EDGE,
+        overlay_ip=IPv4Address(NODE),
+        cidr=IPv4Network("10.10.0.0/24"),
+        preferred_rank=None,
+        verify_key="AA==",
+        granted_at=datetime.now(UTC),
+    )
+    ips = {own.node_id: own.overlay_ip, "b" * 26: IPv4Address(MEMBER)}
+    members = [
+        ClusterMember(node_id=node_id, hostname="edge", overlay_ip=ip, node_rank=rank)
+        for rank, (node_id, ip) in enumerate(ips.items(), 1)
+    ]
+    steps: list[tuple[EdgesOpenTo, str]] = [("head", REFUSED), ("members", "answers"), ("head", REFUSED)]
+    for word, comes in steps:
+        spec = ClusterSpec(
+            network_id="net",
+            epoch=1,
+            incarnation="one",
+            head_node_id="c" * 26,
+            head_ip=IPv4Address(HEAD),
+            ray_port=GCS,
+            ray_version="2.60.0",
+            python_version="3.11.7",
+            token_auth=True,
+            edges_open_to=word,
+            members=tuple(members),
+        )
+        world.close(own_openings(Config(), own, None, spec, SeenPorts(frozenset({SSH}), ((32768, 60999),))))
+        assert world.member.tries(MEMBER, NODE, *OPENED) == dict.fromkeys(OPENED, comes)
+        assert world.member.tries(HEAD, NODE, *OPENED) == dict.fromkeys(OPENED, "answers")
+        assert world.member.tries(MEMBER, NODE, f"udp/{ECHO}") == {f"udp/{ECHO}": "answers"}
+        assert world.node.tries(NODE, MEMBER, "udp/123/45001") == {"udp/123/45001": "answers"}
 
 
 async def test_the_table_is_known_again(world: World) -> None:

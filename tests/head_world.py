@@ -51,13 +51,13 @@ class Ray:
 class Head:
     """A head daemon's runs, with everything else pretended."""
 
-    def __init__(self, directory: Path, clock: FakeClock | None = None) -> None:
-        self.registry = Registry()
+    def __init__(self, directory: Path, clock: FakeClock | None = None, config: Config | None = None) -> None:
+        self.registry, self.clock = Registry(), clock or FakeClock()
         self.node = Node(
             role=Role.HEAD,
-            config=Config(),
+            config=config or Config(),
             paths=Paths(state=directory / "state", runtime=directory / "run"),
-            clock=clock or FakeClock(),
+            clock=self.clock,
             machine=ThisMachine(),
             enrolment=None,
         )

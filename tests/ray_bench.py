@@ -120,6 +120,7 @@ class Bench:
             epoch_taken=lambda _last: self.epoch_taken,
             gone=lambda: self.gone,
             secret_epoch=lambda: self.secret_epoch,
+            edges_open_to=lambda _last: "all",
         )
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:

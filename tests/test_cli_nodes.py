@@ -14,6 +14,7 @@ import pytest
 from cli_process import start_edgelink
 
 from edgelink.api.server import Caller, LocalApi, route, stream_route
+from edgelink.cli import nodes
 from edgelink.errors import DeadlineError, VersionMismatchError
 from edgelink.ray_cluster.edge_reconciler import check_versions
 from edgelink.ray_cluster.interpreter import Interpreter
@@ -109,6 +110,21 @@ class Daemon:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
     return Daemon(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({}, []),
+        ({"edges_open_to": "all"}, []),
+        ({"edges_open_to": "head"}, ["access per-run: edges answer no other edge, but for a run's"]),
+        ({"edges_open_to": "members"}, ["access per-run: the edges of the run in progress answer each other"]),
+    ],
+    ids=["an older daemon", "members", "no run", "a run"],
+)
+def test_nodes_tells_of_edges_that_are_closed_to_each_other(said: dict[str, str], told: list[str]) -> None:
+    found = {"nodes": [], "strangers": [], "left_out": [], "totals": {"enrolled": 0, "nodes": 0, "gpus": 0, "cpus": 0}}
+    assert [line for line in nodes.lines({**found, **said}, 120) if "access" in line] == told
 
 
 async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None:

@@ -290,6 +290,8 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("relay: {ranges: {edge: 10.10.0.9-10.10.0.3}}\n", "relay.ranges.edge"),
         ("ride_through: 5x\n", "ride_through: '5x' is not a duration"),
         ("ray: {environment: {PATH: /x}}\n", "ray.environment.PATH: PATH is set by EdgeLink itself"),
+        ("access: run\n", "access"),
+        ("access: per-run\noverlay: {kind: existing}\n", "overlay: kind: EdgeLink closes nothing on an overlay"),
         ("relay: 3\n", "relay: is a section, whose keys belong below it (got 3)"),
         ("ray:\n  port: 6380\nray:\n  num_cpus: 4\n", "found duplicate key ray"),
         ("ray:\n  port: 6380\n  port: 6381\n", "found duplicate key port"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import registry_world
 from overlay_world import SPEC
+from test_inside import spec
 
 from edgelink.conditions import Condition, ConditionSet, Status
 from edgelink.config import Config
@@ -24,7 +25,7 @@ from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process.ports import Accepted
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
+from edgelink.registry.payloads import EdgesOpenTo, Role
 from edgelink.roles.exposure import Exposure, Inputs, Keep, LookAtPorts, Seen, SetRules
 from edgelink.roles.inside import LeftOpenPorts, SeenPorts, allowed_openings
 from edgelink.testing import FakeClock
@@ -122,6 +123,7 @@ IN_PLACE = Inputs(
     impostors=frozenset(),
     running=None,
     directory=None,
+    cluster_spec=None,
     openings=frozenset(),
     overlay_spec=None,
     own=Seen(rules=NO_RULES, looked_for=0, at_s=999.0, ports_at_s=999.0, is_wanted=True),
@@ -411,6 +413,14 @@ def head(tmp_path: Path) -> Membership:
     return world.membership(key, token, world.enrol(key, token, "cloud", role=Role.HEAD))
 
 
+@pytest.fixture
+def edge(tmp_path: Path) -> Membership:
+    """An edge's membership."""
+    world, key = registry_world.World(tmp_path), NodeKey.generate()
+    token = world.token(role=Role.EDGE)
+    return world.membership(key, token, world.enrol(key, token, "edge-1", role=Role.EDGE))
+
+
 async def began(world: World, member: Membership) -> World:
     """A daemon of that node has started."""
     world.board.given(membership=member)
@@ -481,3 +491,36 @@ async def test_a_training_that_may_listen_anywhere_is_named(kernel: Kernel, head
     await began(world, head)
     assert world.condition.reason == "RendezvousOpen"
     assert "1024-29399" in world.condition.message
+
+
+async def test_an_edge_says_what_it_follows_once_its_rules_are_in_place(
+    kernel: Kernel, edge: Membership, tmp_path: Path
+) -> None:
+    """The head grants a run by that word, so that a table that cannot be changed brings none."""
+    world = await began(World(Config.model_validate({"firewall": {"overlay_allow": []}}), tmp_path), edge)
+    steps: list[tuple[int, EdgesOpenTo, FirewallError | None, int | None]] = [
+        (1, "all", None, None),
+        (2, "head", None, 2),
+        (3, "members", FirewallError("no"), 2),
+        (3, "members", None, 3),
+        (4, "members", None, 4),
+        (5, "all", None, None),
+    ]
+    for epoch, word, refusal, said in steps:
+        kernel.refusal = refusal
+        world.board.given(cluster_spec=spec(word).model_copy(update={"epoch": epoch}))
+        await world.clock.advance(31.0)
+        await world.look()
+        assert world.board.facts.follows_spec == said, epoch
+        assert ("access: per-run" in world.condition.message) == (said is not None and refusal is None)
+
+
+@pytest.mark.parametrize(("role", "said"), [(Role.EDGE, 1), (Role.HEAD, None)])
+async def test_an_edge_that_closes_nothing_follows_at_once(
+    kernel: Kernel, head: Membership, edge: Membership, tmp_path: Path, role: Role, said: int | None
+) -> None:
+    """With `firewall: off` it is open to the run. The head, which every edge reaches, has nothing to say."""
+    world = await began(World(Config.model_validate({"firewall": False}), tmp_path), {"edge": edge, "head": head}[role])
+    world.board.given(cluster_spec=spec("head"))
+    await world.look()
+    assert world.board.facts.follows_spec == said

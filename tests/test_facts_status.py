@@ -38,6 +38,7 @@ STARTS = Own(
     easytier_version=None,
     is_metered=False,
     openings=frozenset(),
+    follows_spec=None,
 )
 BARE = NodeStatus(
     node_id=KEY.node_id,
@@ -68,6 +69,7 @@ def told(now: Own) -> NodeStatus:
         ({"easytier_version": "2.6.4"}, {"easytier_version": "2.6.4"}),
         ({"is_metered": True}, {"metered": True}),
         ({"openings": frozenset({Opening("tcp", 22, 22)})}, {"open_ports": ("tcp/22 from all",)}),
+        ({"follows_spec": 7}, {"follows_spec": 7}),
         ({"dead_ray": "f00d"}, {}),
     ],
 )

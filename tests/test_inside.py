@@ -16,7 +16,7 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.openings import Opening, closing_chains, refuses_early
 from edgelink.process.ports import Accepted
 from edgelink.ray_cluster.command import listening_ports
-from edgelink.registry.payloads import Directory, DirectoryEntry, Lease, Role
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo, Lease, Role
 from edgelink.roles.inside import LEFT_OPEN_S, LeftOpenPorts, SeenPorts, allowed_openings, own_openings, ssh_ports
 from edgelink.testing import FakeClock
 
@@ -96,7 +96,7 @@ CLOSED_ON_A_RELAY: dict[tuple[str, int], Any] = {
 )
 def test_what_a_node_answers(where: str, values: dict[str, Any], wanted: dict[tuple[str, int], Any]) -> None:
     config = Config.model_validate(values)
-    openings = own_openings(config, LEASES[where], DIRECTORY, SEEN)
+    openings = own_openings(config, LEASES[where], DIRECTORY, None, SEEN)
     assert {key: reached(openings, *key) for key in EVERYWHERE | wanted} == EVERYWHERE | wanted
 
 
@@ -105,21 +105,72 @@ def test_a_relay_that_became_the_head_answers_for_both() -> None:
     former, now = LEASES["relay"], LEASES["relay and head"]
     entry = DirectoryEntry(**now.model_dump(include=set(DirectoryEntry.model_fields)) | {"node_id": former.node_id})
     directory = DIRECTORY.model_copy(update={"entries": (entry,)})
-    assert reached(own_openings(Config(), former, directory, SEEN), "tcp", 6379) == ANYONE
+    assert reached(own_openings(Config(), former, directory, None, SEEN), "tcp", 6379) == ANYONE
 
 
 def test_every_port_that_ray_is_given_is_open() -> None:
     """A port that is added to Ray's and not here would cost a training."""
     config = Config()
     for is_head, where in ((True, "head"), (False, "edge")):
-        openings = own_openings(config, LEASES[where], DIRECTORY, SEEN)
+        openings = own_openings(config, LEASES[where], DIRECTORY, None, SEEN)
         for port in listening_ports(config.ray, is_head=is_head, has_client=is_head).values():
             assert reached(openings, "tcp", port) == ANYONE
 
 
 def test_nobody_reaches_sshd_while_it_is_not_known_who_is_the_head() -> None:
-    openings = own_openings(Config(), LEASES["edge"], None, SEEN)
+    openings = own_openings(Config(), LEASES["edge"], None, None, SEEN)
     assert reached(openings, "tcp", 22) == reached(openings, "tcp", 50022) == set()
+
+
+def spec(edges_open_to: EdgesOpenTo, *members: str) -> ClusterSpec:
+    """The head's word."""
+    return ClusterSpec(
+        network_id="net",
+        epoch=1,
+        incarnation="one",
+        head_node_id=LEASES["head"].node_id,
+        head_ip=HEAD,
+        ray_port=6379,
+        ray_version="2.52.0",
+        python_version="3.11.7",
+        token_auth=True,
+        edges_open_to=edges_open_to,
+        members=tuple(
+            ClusterMember(node_id=lease.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=rank)
+            for rank, lease in enumerate(LEASES[name] for name in members)
+        ),
+    )
+
+
+RUNS = ("head", "edge", "another edge")
+
+
+@pytest.mark.parametrize(
+    ("where", "word", "wanted"),
+    [
+        ("edge", None, ANYONE),
+        ("edge", spec("all", *RUNS), ANYONE),
+        ("edge", spec("head", *RUNS), {RELAY, HEAD}),
+        ("edge", spec("members", *RUNS), {RELAY, HEAD, OTHER}),
+        ("edge", spec("members", "head", "edge"), {RELAY, HEAD}),
+        ("edge", spec("members", "head", "another edge"), {RELAY, HEAD}),
+        ("head", spec("head", *RUNS), ANYONE),
+    ],
+    ids=["no word", "all", "no run", "in the run", "alone in the run", "not in the run", "the head"],
+)
+def test_the_head_says_who_reaches_ray_and_a_training_on_an_edge(
+    where: str, word: ClusterSpec | None, wanted: object
+) -> None:
+    """By every protocol; what nodes know of each other by is open to all, and sshd is what it was."""
+    openings = own_openings(Config(), LEASES[where], DIRECTORY, word, SEEN)
+    for key in [("tcp", 20001), ("tcp", 20500), ("tcp", 40000), ("udp", 40000), ("tcp", 29500)]:
+        assert reached(openings, *key) == wanted, key
+    assert reached(openings, "udp", 9749) == ANYONE
+    assert reached(openings, "tcp", 50022) == {RELAY, HEAD} - {LEASES[where].overlay_ip}
+
+
+def test_the_head_alone_is_let_in_while_it_is_not_known_who_is_in_the_network() -> None:
+    assert reached(own_openings(Config(), LEASES["edge"], None, spec("head", *RUNS), SEEN), "tcp", 20001) == {HEAD}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+from test_inside import spec
 
 from edgelink.api import schema
 from edgelink.conditions import Status
@@ -97,6 +98,17 @@ async def test_what_else_is_wrong_with_a_node_is_told(world: World) -> None:
     assert (await world.rows())["edge-1"]["wrong"] == ["InstalledAfterStart: torch"]
     world.tell(EDGE_1.node_id, trouble, online=False, packages={"torch": "2.5.1"})
     assert (await world.rows())["edge-1"]["wrong"] == [], "of a node that is away nobody knows"
+
+
+async def test_an_edge_that_is_too_old_to_close_anything_is_named(world: World) -> None:
+    """Where edges are to be closed to each other; `edgelink nodes --json` says that they are."""
+    world.tell(EDGE_1.node_id, packages={"torch": "2.5.1"})
+    for word, wrong in (("all", []), ("head", ["AccessIgnored"])):
+        give(world.node.board, cluster_spec=spec(word))
+        found = await world.view.list(ROOT, {})
+        assert list(deviations(json.loads(json.dumps({"schema": 1, **found})), schema.Nodes)) == []
+        assert found["edges_open_to"] == word
+        assert [text.partition(":")[0] for text in (await world.rows())["edge-1"]["wrong"]] == wrong
 
 
 async def test_strangers_in_ray_are_named(world: World) -> None:

@@ -201,6 +201,10 @@ class Nodes(TypedDict):
 
     schema: _Version
     nodes: Annotated[list[Node], "by rank"]
+    edges_open_to: Annotated[
+        Literal["all", "members", "head"],
+        "who reaches Ray and a training on an edge, beside head and relays: all, those of the run in progress, none",
+    ]
     strangers: Annotated[list[Stranger], ""]
     left_out: Annotated[list[LeftOut], ""]
     totals: Annotated[Totals, ""]

@@ -172,6 +172,12 @@ def _measure(
     if not pairs:
         return Measured({}, names)
     granted: Any = call(paths.node_socket, "GET", "/driver-environment")
+    if granted.get("edges_open_to") == "head" and any(0 not in pair for pair in pairs):
+        found = Finding(
+            "no edge answers another one between runs (`access: per-run` on the head), so that nothing can be measured",
+            "give the links with --links, or measure with `access: members`",
+        )
+        raise failed([found], may_skip=False)
     ips = {int(node.rank): node.ip for node in plan.nodes if node.rank is not None}
     ranks = sorted({0, *(rank for pair in pairs for rank in pair)})
     question = Question(

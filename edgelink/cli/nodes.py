@@ -20,6 +20,10 @@ from edgelink.errors import ExitCode
 _HEADER = ("NODE", "RANK", "OVERLAY IP", "RAY", "CPU", "GPU", "PATH")
 _YIELDING = (0, 3, 6)  # the columns that are cut in a narrow terminal
 _LEFT_OUT = "takes no part, the run in progress did not ask for it (--nodes)"
+_EDGES = {
+    "head": "edges answer no other edge, but for a run's",
+    "members": "the edges of the run in progress answer each other",
+}
 _NARROW_VERSIONS = ("ray", "python", "torch", "rlinf")
 
 
@@ -51,6 +55,8 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     """For people, no line wider than ``width``; pure."""
     told = table([_HEADER, *(_row(node) for node in found["nodes"])], width, _YIELDING)
     told += _versions(found["nodes"], width)
+    if text := _EDGES.get(found.get("edges_open_to", "all")):  # an older daemon does not tell
+        told += wrapped("", f"access per-run: {text}", width)
     for node in found["nodes"]:
         if ports := node.get("open_ports"):  # a daemon that is older than this command does not tell
             told += wrapped("", f"{_name(node)} is open to other nodes: {', '.join(ports)}", width)

@@ -459,6 +459,11 @@ class Config(_Section):
         description="an outage of up to so long costs a pause, not the run: 30s to 1h; default: 5m; set on the head, "
         "the edges follow; an edge that sets another value does not join",
     )
+    access: Literal["members", "per-run"] = Field(
+        "members",
+        description="whether an edge answers other edges on the ports of Ray and a training at any time, or, with "
+        "`per-run`, those of the run in progress only; set on the head, the edges follow",
+    )
     relay: RelayConfig = RelayConfig()
     overlay: OverlayConfig = OverlayConfig()
     ray: RayConfig = RayConfig()
@@ -474,6 +479,13 @@ class Config(_Section):
     @classmethod
     def _on_or_off(cls, value: object) -> object:
         return firewall_in_full(value)
+
+    @field_validator("overlay")
+    @classmethod
+    def _can_be_closed(cls, value: OverlayConfig, info: ValidationInfo) -> OverlayConfig:
+        if value.kind == "existing" and info.data.get("access") == "per-run":
+            raise ValueError("kind: EdgeLink closes nothing on an overlay that was there; use `access: members`")
+        return value
 
     @field_validator("metrics")
     @classmethod

@@ -310,6 +310,7 @@ class Own:
     easytier_version: str | None
     is_metered: bool
     openings: frozenset[Opening]
+    follows_spec: int | None
 
 
 def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
@@ -337,4 +338,5 @@ def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
         features=FEATURES,
         metered=now.is_metered,
         open_ports=told(now.openings, MAX_OPEN_PORTS),
+        follows_spec=now.follows_spec,
     )

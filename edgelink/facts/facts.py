@@ -76,6 +76,8 @@ class Facts:
         usable_ips: the overlay addresses that nodes may use. None: this node is not told of all of them.
         access: what the registry has told of the network's access rules, as far as they are about this node.
         openings: what the operator opens on this node over the overlay, by access rules or its configuration. Derived.
+        follows_spec: the epoch of the cluster spec that closes this edge to others, once its rules are in place. None:
+            none has.
         standstills: how often this machine has slept, or this daemon was held up for seconds.
         overlay_spec: what EasyTier has to be on this node. Derived.
         easytier_may_start: EasyTier may be started on this machine. Derived.
@@ -139,6 +141,7 @@ class Facts:
     usable_ips: frozenset[IPv4Address] | None = None
     access: AccessTold = field(default_factory=AccessTold)
     openings: frozenset[Opening] = frozenset()
+    follows_spec: int | None = None
     standstills: int = 0
     overlay_spec: OverlaySpec | None = None
     easytier_may_start: bool = False

@@ -23,7 +23,7 @@ from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.temp_dir import sessions_in
 from edgelink.ray_cluster.wishes import WishBook
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, Lease
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
@@ -51,13 +51,16 @@ class RayHeadReconciler(RayReconciler):
         epoch_taken: Callable[[ClusterSpec | None], int],
         gone: Callable[[], set[str]],
         secret_epoch: Callable[[], int],
+        edges_open_to: Callable[[ClusterSpec | None], EdgesOpenTo],
     ) -> None:
         """``epoch_taken``: see :meth:`SpecBook.number`. ``gone``: the members, by node id, that keep their rank for the
         run in progress only, because the operator has put them out. ``secret_epoch``: of the network's secret.
+        ``edges_open_to``: what the next cluster spec says of that, after this one.
         """
         super().__init__(inputs, lease=lease, overlay_ready=overlay_ready)
         self._gone = gone
         self._secret_epoch = secret_epoch
+        self._edges_open_to = edges_open_to
         self._epoch_taken = epoch_taken
         self._run_holder = run_holder
         self._reported_dead = reported_dead
@@ -309,6 +312,7 @@ class RayHeadReconciler(RayReconciler):
         self._give_out(with_restarts(spec, self.wishes.wishes), verify_keys, token)
 
     def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
+        draft = draft.model_copy(update={"edges_open_to": self._edges_open_to(self._book.newest)})
         try:
             spec = self._book.number(draft, verify_keys, token, self._epoch_taken)
         except NotRecordedError:  # StateRecorded tells of it; what was given out before holds, and we are back soon

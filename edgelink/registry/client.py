@@ -27,7 +27,7 @@ from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
 from edgelink.registry.access_watch import FOLLOWS_ACCESS, AccessTold, AccessWatch
 from edgelink.registry.claims import Admission, Alternation, Life
-from edgelink.registry.documents import Documents, ReplacedRegistryError
+from edgelink.registry.documents import OPENS_PER_RUN, Documents, ReplacedRegistryError
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_watch import FOLLOWS_LEASES, HeardLease, LeaseWatch
@@ -61,7 +61,7 @@ from edgelink.registry.transport import (
 from edgelink.registry.transport import Session as MqttSession
 from edgelink.tasks import apart
 
-FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES, FOLLOWS_ACCESS)  # what a node of this version can follow
+FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES, FOLLOWS_ACCESS, OPENS_PER_RUN)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 

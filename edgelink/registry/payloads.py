@@ -102,6 +102,7 @@ CutText = Annotated[str, BeforeValidator(_cut)]  # long ones are cut, not refuse
 
 
 AddressRange = tuple[IPv4Address, IPv4Address]  # first and last
+EdgesOpenTo = Literal["all", "members", "head"]
 
 
 class Role(StrEnum):
@@ -448,6 +449,9 @@ class NodeStatus(Payload):
     open_ports: Annotated[tuple[ShortText, ...], Field(max_length=MAX_OPEN_PORTS)] = Field(
         (), description="what it answers over the overlay by access rules, in words"
     )
+    follows_spec: int | None = Field(
+        None, description="epoch of the cluster spec whose `edges_open_to` it follows; null: nothing is closed by one"
+    )
     reported_at: datetime | None = Field(None, description="by the node's clock")
 
 
@@ -533,6 +537,9 @@ class ClusterSpec(Payload):
     ride_through_s: RideThrough = Field(DEFAULT_RIDE_THROUGH_S, description="outages that are to cost a pause only")
     ray_wanted: bool = Field(True, description="false: no Ray on any node, until the head says otherwise")
     echo_proves: bool = Field(False, description="the head's echo proves who it is; older heads' do not")
+    edges_open_to: EdgesOpenTo = Field(
+        "all", description="who reaches Ray and a training on an edge, beside head and relays: all, these members, none"
+    )
     members: tuple[ClusterMember, ...] = Field(description="who is to be in Ray, by rank")
 
     def member(self, node_id: str) -> ClusterMember | None:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import SHIELDED
 from edgelink.conditions import Said, is_not_so, is_so
 from edgelink.config import Config
-from edgelink.facts.board import Board
+from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
@@ -26,17 +26,20 @@ from edgelink.process.ports import Accepted
 from edgelink.ray_cluster.rendezvous import beyond_default, open_ranges
 from edgelink.reconcile import Nudge
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Directory
+from edgelink.registry.payloads import ClusterSpec, Directory
 from edgelink.roles.inside import (
     LeftOpen,
     LeftOpenPorts,
     PortInUse,
     SeenPorts,
     in_words,
+    is_closed_by,
     is_open,
     own_openings,
 )
 from edgelink.wording import few
+
+FOLLOWS_SPEC: Final[Fact[int | None]] = Fact("follows_spec")
 
 _LOOK_AT_PORTS_S = 30.0  # sshd may be moved
 _MOST_TOLD = 8
@@ -67,6 +70,7 @@ class Seen:
         ports_at_s: when it looked, on the monotonic clock.
         in_use: the ports that stay open on the overlay for now.
         dropped: what the tables have dropped lately and nobody expects, in words.
+        follows_spec: the epoch of the cluster spec that was said to be followed.
     """
 
     changes: int = 0
@@ -81,11 +85,19 @@ class Seen:
     ports_at_s: float = 0.0
     in_use: LeftOpen = field(default_factory=LeftOpen)
     dropped: str = ""
+    follows_spec: int | None = None
 
 
 @dataclass(frozen=True)
 class LookAtPorts(Action):
     """See where this machine listens, and which ports of it stay open on the overlay for now."""
+
+
+@dataclass(frozen=True)
+class SayFollowed(Action):
+    """Say that the cluster spec with this epoch is followed, as far as it says who reaches an edge. None: none is."""
+
+    epoch: int | None
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class Inputs:
     impostors: frozenset[IPv4Address]
     running: Membership | None
     directory: Directory | None
+    cluster_spec: ClusterSpec | None
     openings: frozenset[Opening]
     overlay_spec: OverlaySpec | None
     own: Seen
@@ -138,7 +151,7 @@ class MachinesPorts(Protocol):
         """Return the TCP connections that others have made to one of its addresses."""
 
 
-class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
+class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts | SayFollowed]):
     """Sets ``Shielded``. Apart from the parts of Ray and EasyTier: those wait for minutes at times."""
 
     name: ClassVar[str] = "exposure"
@@ -158,6 +171,7 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
         """``set_rules``: does what :class:`SetRules` says. ``left_open``: what stays open on the overlay for now."""
         super().__init__(board, own=Seen())
         self.own: Seen
+        self._put_follows_spec = board.claim(FOLLOWS_SPEC, self.name)
         self._board = board
         self._config = config
         self._set_rules = set_rules
@@ -195,25 +209,32 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
             return "token"
         return "firewall only" if self._config.firewall.enabled else "none"
 
-    def plan(self, now: Inputs, at_s: float) -> Decision[SetRules | Keep | LookAtPorts]:
+    def plan(self, now: Inputs, at_s: float) -> Decision[SetRules | Keep | LookAtPorts | SayFollowed]:
         own, rules = now.own, self._rules(now)
         if own.rules != rules:
             return Decision(does=SetRules(rules))
+        if not self._closes_ports and own.follows_spec != (epoch := _to_follow(now)):
+            return Decision(does=SayFollowed(epoch))
         if not self._config.firewall.enabled:
             return Decision((self._switched_off(),))
         if self._closes_ports and at_s >= own.ports_at_s + _LOOK_AT_PORTS_S:
             return Decision(does=LookAtPorts())
         if own.looked_for != own.changes or at_s >= own.at_s + _LOOK_S:
             return Decision(does=Keep(own.changes))
+        if own.is_wanted and own.failure is None and own.follows_spec != (epoch := _to_follow(now)):
+            return Decision(does=SayFollowed(epoch))
         says = own.failure or self._judged(now)
         return Decision((says,) if own.is_wanted else (), again_s=own.at_s + _LOOK_S - at_s)
 
-    async def act(self, action: SetRules | Keep | LookAtPorts) -> None:
+    async def act(self, action: SetRules | Keep | LookAtPorts | SayFollowed) -> None:
         match action:
             case SetRules(rules):
                 self._set(rules)
             case LookAtPorts():
                 self._note_ports(await asyncio.to_thread(self._machine.ports))
+            case SayFollowed(epoch):
+                self._put_follows_spec(epoch)
+                self.own = replace(self.own, follows_spec=epoch)
             case Keep(changes):
                 wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
                 for keeper in wanted:
@@ -247,7 +268,7 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
         """Return what members reach here. None: what this machine listens on is not known, or not ours to close."""
         if now.running is None or now.own.ports is None:
             return None
-        own = own_openings(self._config, now.running.lease, now.directory, now.own.ports)
+        own = own_openings(self._config, now.running.lease, now.directory, now.cluster_spec, now.own.ports)
         return own | now.openings | {Opening("tcp", each.port, each.port) for each in self._unanswered(now)}
 
     def _unanswered(self, now: Inputs) -> list[PortInUse]:
@@ -336,7 +357,24 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts]):
         opened = told(now.openings, _MOST_TOLD)
         also = f"; members reach {', '.join(opened)} here, too" if opened else ""
         late = "" if self._refuses else "; this kernel cannot refuse what is closed on the overlay, it only drops it"
-        holds = f"{closed} on {where} only{belt}{also}{late}"
+        holds = f"{closed} on {where} only{belt}{also}{_edges_in_words(now)}{late}"
         if own.dropped:
             return is_so(self.condition, "PacketsDropped", f"{own.dropped}. {holds}")
         return is_so(self.condition, "RulesInPlace", holds)
+
+
+def _to_follow(now: Inputs) -> int | None:
+    """Return the epoch of the cluster spec that closes this edge to others. None: none does."""
+    spec = now.cluster_spec
+    if spec is None or now.running is None or not is_closed_by(spec, now.running.lease.role):
+        return None
+    return spec.epoch
+
+
+def _edges_in_words(now: Inputs) -> str:
+    spec = now.cluster_spec
+    if spec is None or _to_follow(now) is None:
+        return ""
+    if spec.edges_open_to == "members":
+        return "; of the edges only those of the run in progress reach Ray and the training here (`access: per-run`)"
+    return "; no other edge reaches Ray and the training here before a run begins (`access: per-run`)"

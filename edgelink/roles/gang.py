@@ -9,6 +9,7 @@ from edgelink.errors import DeadlineError
 from edgelink.log import get_logger
 from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.registry.payloads import Directory, DirectoryEntry
+from edgelink.roles.per_run import still_closed
 from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
 from edgelink.roles.ranks import Ranks, could_take_part, free_ranks
 from edgelink.roles.selection import Selection
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from edgelink.roles.runs import Runs
 
 log = get_logger("runs")
+
+_EDGES_OPEN_S = 30.0  # at least, however long the nodes took to be there
+_WONDERS_AFTER_S = 2.0  # as a rule edges have opened by then
 
 
 class Gang:
@@ -82,6 +86,34 @@ class Gang:
         async for report in self.wait(
             count, left_s, lambda rows: not self._leaving() and all_ready(rows), late, self._leaving
         ):
+            yield report
+        if self._node.config.access == "per-run":
+            async for report in self._wait_for_edges(
+                count, max(_EDGES_OPEN_S, deadline_s - self._node.clock.monotonic_s())
+            ):
+                yield report
+
+    async def _wait_for_edges(self, count: int, timeout_s: float) -> AsyncIterator[Any]:
+        """The same until the edges of the run answer each other: the check in front of it asks them to."""
+        self._runs.open_edges()
+        begun_s = self._node.clock.monotonic_s()
+
+        def closed() -> list[str]:
+            entries = [entry for entry, rank in self._runs.ranks() if not count or rank < count]
+            registry = self._node.registry
+            return still_closed(entries, self._node.board.facts.cluster_spec, registry.statuses if registry else {})
+
+        def told() -> list[str]:
+            return closed() if self._node.clock.monotonic_s() - begun_s >= _WONDERS_AFTER_S else []
+
+        def late(_rows: Rows, waited_s: float) -> DeadlineError:
+            return DeadlineError(
+                f"after {waited_s:.0f} s edges of the run do not answer each other yet: {'; '.join(closed())}",
+                hint="mend what is named and run again; `access: members` on the head closes no edge to the others",
+                reason="EdgesClosed",
+            )
+
+        async for report in self.wait(count, timeout_s, lambda _rows: not closed(), late, told):
             yield report
 
     async def _select(self, selection: Selection, count: int, timeout_s: float) -> AsyncIterator[Any]:

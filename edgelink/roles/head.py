@@ -90,6 +90,7 @@ class Head(Node):
             epoch_taken=lambda spec: self.registry.epoch_taken(spec) if self.registry else 0,
             gone=self._gone,
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
+            edges_open_to=runs.edges_open_to,
         )
         self.exposure.add_ray(RAY_TABLE, ray)
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)

@@ -27,12 +27,14 @@ from edgelink.process.port_ranges import Ranges, merged, without
 from edgelink.process.ports import Accepted
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.rendezvous import TORCH_PORTS
-from edgelink.registry.payloads import Directory, Lease, Role
+from edgelink.registry.payloads import ClusterSpec, Directory, Lease, Role
 
 LEFT_OPEN_S = 7 * 86400.0
 _NOTED_EVERY_S = 3600.0
 _SSHD = ("sshd", "dropbear")
 _SSH_CONFIG = Path("/etc/ssh")
+
+_Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,27 @@ def _configured_ports(directory: Path) -> set[int]:
     return found or {22}
 
 
-def documented(
-    config: Config, role: Role, *, is_relay: bool, ephemeral: Ranges
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def documented(config: Config, role: Role, *, is_relay: bool, ephemeral: Ranges) -> tuple[_Ranges, _Ranges]:
     """Return the TCP and the UDP ports that EdgeLink, Ray and a training need on a node of this role; pure.
 
     A machine that is relay and head needs the ports of both.
     """
-    tcp: list[tuple[int, int]] = []
-    udp: list[tuple[int, int]] = [(echo_wire.PORT, echo_wire.PORT)]
+    rays, own = _of_ray(config, role, ephemeral), _of_edgelink(config, role, is_relay=is_relay)
+    return rays[0] + own[0], rays[1] + own[1]
+
+
+def _of_ray(config: Config, role: Role, ephemeral: Ranges) -> tuple[_Ranges, _Ranges]:
+    """Those of Ray and of a training."""
+    if role is Role.RELAY:
+        return [], []
+    meeting = rendezvous(config, ephemeral)
+    return [*command.ports_for_members(config.ray, is_head=role is Role.HEAD), *meeting], [*meeting]
+
+
+def _of_edgelink(config: Config, role: Role, *, is_relay: bool) -> tuple[_Ranges, _Ranges]:
+    tcp: _Ranges = []
+    udp: _Ranges = [(echo_wire.PORT, echo_wire.PORT)]
     if role is not Role.RELAY:
-        meeting = rendezvous(config, ephemeral)
-        tcp += [*command.ports_for_members(config.ray, is_head=role is Role.HEAD), *meeting]
-        udp += meeting
         tcp += _single(config.metrics.port) if config.metrics.listen == "overlay" else []
         tcp += _single(config.web.port) if role is Role.HEAD and config.web.listen == "overlay" else []
     if is_relay:
@@ -104,26 +114,46 @@ def documented(
     return tcp, udp
 
 
-def own_openings(config: Config, lease: Lease, directory: Directory | None, seen: SeenPorts) -> frozenset[Opening]:
+def own_openings(
+    config: Config, lease: Lease, directory: Directory | None, spec: ClusterSpec | None, seen: SeenPorts
+) -> frozenset[Opening]:
     """Return what a node with this lease opens of itself, sshd included, which head and relays alone reach; pure.
 
-    The relay's daemon goes on with its lease when the same machine becomes the head, so the directory counts first.
+    The relay's daemon goes on with its lease when the same machine becomes the head, so the directory counts first. On
+    an edge, the head's cluster spec says who reaches Ray and a training.
     """
     own = (directory and directory.entry(lease.node_id)) or lease
-    tcp, udp = documented(config, own.role, is_relay=own.is_relay or lease.is_relay, ephemeral=seen.ephemeral)
     ssh = [(port, port) for port in sorted(seen.ssh)]
     callers = frozenset(
         entry.overlay_ip
         for entry in (directory.entries if directory else ())
         if (entry.role is Role.HEAD or entry.is_relay) and entry.node_id != lease.node_id
     )
-    return frozenset(
-        [
-            *(Opening("tcp", first, last) for first, last in without(tcp, ssh)),
-            *(Opening("udp", first, last) for first, last in merged(udp)),
-            *(Opening("tcp", first, last, callers) for first, last in ssh if callers),
-        ]
+    found = [Opening("tcp", first, last, callers) for first, last in ssh if callers]
+    rays, edgelinks = (
+        _of_ray(config, own.role, seen.ephemeral),
+        _of_edgelink(config, own.role, is_relay=own.is_relay or lease.is_relay),
     )
+    for (tcp, udp), sources in ((rays, _callers_of_ray(lease, own.role, callers, spec)), (edgelinks, None)):
+        found += [Opening("tcp", first, last, sources) for first, last in without(tcp, ssh)]
+        found += [Opening("udp", first, last, sources) for first, last in merged(udp)]
+    return frozenset(found)
+
+
+def is_closed_by(spec: ClusterSpec | None, role: Role) -> bool:
+    """Return whether not every member reaches Ray and a training on a node of this role; pure."""
+    return role is Role.EDGE and spec is not None and spec.edges_open_to != "all"
+
+
+def _callers_of_ray(
+    lease: Lease, role: Role, callers: frozenset[IPv4Address], spec: ClusterSpec | None
+) -> frozenset[IPv4Address] | None:
+    """Return who reaches Ray and a training. None: all members."""
+    if spec is None or not is_closed_by(spec, role):
+        return None
+    is_in_run = spec.edges_open_to == "members" and spec.member(lease.node_id) is not None
+    others = {member.overlay_ip for member in spec.members if member.node_id != lease.node_id} if is_in_run else set()
+    return callers | others | {spec.head_ip}
 
 
 def rendezvous(config: Config, ephemeral: Ranges) -> tuple[tuple[int, int], ...]:

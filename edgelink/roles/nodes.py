@@ -12,6 +12,7 @@ from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.node import Node
+from edgelink.roles.per_run import too_old
 from edgelink.roles.progress import Rows, missing_in_words
 from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.runs import MOST_NODES, Runs
@@ -51,8 +52,10 @@ class Nodes:
         """Every node that takes part, who else is alive in Ray, and the totals of what Ray has."""
         found = self._runs.nodes()
         ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
+        spec = self._node.board.facts.cluster_spec
         return {
             "nodes": self.rows(ways),
+            "edges_open_to": spec.edges_open_to if spec is not None else "all",
             "strangers": [
                 {
                     "overlay_ip": member.ip,
@@ -139,7 +142,7 @@ class Nodes:
             "labels": status.labels if status else {},
             "open_ports": list(status.open_ports) if status else [],
             "versions": _versions(status),
-            "wrong": wrong(node, status),
+            "wrong": wrong(node, status) + too_old(self._node.board.facts.cluster_spec, entry, status),
         }
 
 

@@ -71,6 +71,7 @@ class RunRequests:
                 raise RayStoppedError
             if is_under_way:
                 log.info("runs.taken_up_again", holder=self._runs.lock.holder)
+                self._runs.open_edges()
                 if self._runs.lock.ranks is None:  # its record was lost, and with it what the run relies on
                     self._runs.lock.use_ranks(self._runs.ranks())
             else:
@@ -94,7 +95,8 @@ class RunRequests:
 
     async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
-        return (await self._require_ray(caller)).driver_grant()
+        ray = await self._require_ray(caller)
+        return {**ray.driver_grant(), "edges_open_to": self._runs.edges_open_to(None)}
 
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""

@@ -18,6 +18,7 @@ from edgelink.log import get_logger
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.reconcile import Wakeup
 from edgelink.registry.allocator import HEAD_RANK
+from edgelink.registry.payloads import ClusterSpec, EdgesOpenTo
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.readiness import NodeReadiness, readiness
@@ -33,6 +34,7 @@ RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
 log = get_logger("runs")
 
 _LOOK_S = 0.25
+_COMES_BACK_S = 30.0  # until then whoever runs has told a daemon that was restarted
 MOST_NODES = 65_533  # a /16, the largest overlay network, has no room for more
 _MOST_UNCLAIMED = 256  # ranks that nobody holds, of which each is told: their rows are made anew at every look
 _MOST_UNTAKEN = 64  # batches of metrics, and records: the page takes them within seconds
@@ -69,6 +71,8 @@ class Runs:
         self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_UNTAKEN)
         self._records: deque[tuple[datetime, RunRecord]] = deque(maxlen=_MOST_UNTAKEN)
         self._is_held_back = False
+        self._edges_meet = False  # the run that is about to be granted needs that
+        self._may_come_back_until_s = node.clock.monotonic_s() + _COMES_BACK_S
         self.gang = Gang(node, self)
         self._ranks: Ranks = []  # as they were looked at last
         self._record_path = node.paths.state / "last-run.json"
@@ -117,6 +121,21 @@ class Runs:
     def ray_alive(self) -> list[str]:
         """For the flight recorder: whom Ray lists."""
         return sorted(f"{member.rank}:{member.node_id[:8]}" for member in self.members if member.alive)
+
+    def open_edges(self) -> None:
+        """Have the edges of the run that is about to begin reach each other, until it ends."""
+        self._edges_meet = True
+        self._node.wake()  # the cluster spec follows
+
+    def edges_open_to(self, before: ClusterSpec | None) -> EdgesOpenTo:
+        """Whom edges answer beside head and relays; ``before``: the last cluster spec, also of a former daemon's."""
+        if self._node.config.access == "members":
+            return "all"
+        if self._edges_meet or self.lock.ranks is not None:
+            return "members"
+        may_come_back = self._node.clock.monotonic_s() < self._may_come_back_until_s
+        was_open = before is not None and before.edges_open_to != "head"
+        return "members" if may_come_back and was_open else "head"
 
     @property
     def granted_to(self) -> str | None:
@@ -200,6 +219,7 @@ class Runs:
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
+        self._edges_meet, self._may_come_back_until_s = False, 0.0
         if self._record is not None:
             ended = self._record.ended_without_a_word(self._node.clock.now())
             self._put_record(ended)
