@@ -240,6 +240,18 @@ def test_a_program_is_asked_as_the_user_who_can_change_it_and_never_as_root(tmp_
     assert pythons.asker_of(tmp_path / "nothing", caller) is None
 
 
+def test_links_that_lead_in_a_circle_are_no_program(tmp_path: Path, here: Here) -> None:
+    """Anybody can make one in their home."""
+    circle = tmp_path / "home/env/bin/python"
+    circle.parent.mkdir(parents=True)
+    circle.symlink_to(circle)
+    (tmp_path / "home/other").mkdir()
+    (tmp_path / "home/other/bin").symlink_to(tmp_path / "home/other/bin")
+    assert list(pythons.candidates([tmp_path / "home"], tmp_path)) == []
+    assert pythons.asker_of(circle, None) is None
+    assert reason_of(here.up(here.token(), "--python", str(circle)).exception) == "ConfigInvalid"
+
+
 def test_a_program_that_everybody_can_change_is_not_asked(tmp_path: Path) -> None:
     """Nor one in such a directory. A sticky one, as /tmp is, does no harm."""
     python = fake_python(tmp_path / "env/bin/python")

@@ -7,6 +7,7 @@ asked as the user who can change it; one that is root's alone is asked as an ord
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -35,7 +36,7 @@ def candidates(homes: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
     found += [path for home in homes for pattern in _ENVIRONMENTS for path in _matches(home, pattern)]
     for python in found:
         with suppress(OSError):
-            place = python.parent.resolve()  # not of the file itself: an environment's is a link to the system's
+            place = _real(python.parent)  # not of the file itself: an environment's is a link to the system's
             if place not in seen and python.exists():
                 seen.add(place)
                 yield python
@@ -48,13 +49,21 @@ def _matches(directory: Path, pattern: str) -> list[Path]:
         return []
 
 
+def _real(path: Path) -> Path:
+    """As ``Path.resolve``, which raises RuntimeError where links lead in a circle."""
+    return Path(os.path.realpath(path, strict=True))
+
+
 def owner_of(python: Path) -> int | None:
     """Return the id of the user who can change what ``python`` does; 0: root alone can.
 
     None: several users can, or everybody, so that nobody's identity is safe to run it under.
+
+    Raises:
+        OSError: there is no such file, or its links lead in a circle.
     """
     owners: set[int] = set()
-    real = python.resolve()
+    real = _real(python)
     for path in {python, *python.parents, real, *real.parents}:
         status = path.lstat()
         is_sticky = bool(status.st_mode & stat.S_ISVTX)
