@@ -305,6 +305,40 @@ def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
     assert f"MTU black hole: {CLOUD} ({ips[CLOUD]}) → {EDGES[1]} ({ips[EDGES[1]]})" in refused.stderr
 
 
+def test_edges_answer_each_other_for_a_run_only(road: Road, tmp_path: Path) -> None:
+    """With `access: per-run`. The check in front of the run gets through, and head and edges need nothing else."""
+    lab, raylet = road.lab, {20001}
+    ips = {node: overlay_ip for node, (overlay_ip, _) in leases(road, NODES).items()}
+    file, log = lab.host_path(CLOUD, Path("/etc/edgelink/edgelink.yaml")), tmp_path / "run.log"
+    before = file.read_text()
+
+    def reached() -> list[bool]:
+        return [answering(lab, one, ips[other], raylet) == raylet for one, other in (EDGES, EDGES[::-1])]
+
+    def configure(text: str) -> None:
+        file.write_text(text)
+        lab.kill(CLOUD)
+        lab.start(CLOUD)
+
+    configure(yaml.safe_dump({**yaml.safe_load(before), "access": "per-run"}))
+    try:
+        revive(road, NODES)
+        lab.exec(CLOUD, ["edgelink", "run", "--no-preflight", "--", "true"], capture=True, check=True)
+        wait_until("the edges are closed", reached, 10, wanted=lambda found: found == [False, False])
+        assert all(answering(lab, CLOUD, ips[edge], raylet) == raylet for edge in EDGES)
+        holder = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "600"], log)
+        try:
+            wait_until("they have met", log.read_text, wanted=lambda text: "nodes reach each other" in text)
+            assert reached() == [True, True]
+        finally:
+            holder.kill()
+            holder.wait()
+        wait_until("the edges are closed again", reached, 10, wanted=lambda found: found == [False, False])
+    finally:
+        configure(before)
+    wait_until("the edges are open", reached, wanted=lambda found: found == [True, True])
+
+
 def test_a_missing_path_is_named_with_its_nodes(road: Road, tmp_path: Path) -> None:
     """Asked for by option, on the nodes of a component only, or named by the configuration; CMD is not started."""
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))

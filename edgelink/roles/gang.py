@@ -115,6 +115,7 @@ class Gang:
 
         async for report in self.wait(count, timeout_s, lambda _rows: not closed(), late, told):
             yield report
+        log.info("runs.edges_open", after_s=round(self._node.clock.monotonic_s() - begun_s, 2))
 
     async def _select(self, selection: Selection, count: int, timeout_s: float) -> AsyncIterator[Any]:
         def undecided() -> list[str]:
