@@ -12,8 +12,10 @@ from typing import Any
 import aiohttp
 from sim import Box, Sim, all_ready, story
 from test_sim_ports import answered
+from test_sim_secrets import topics
 
 from edgelink.registry.payloads import Role
+from edgelink.registry.transport import Message
 
 SOON_S = 2.0
 
@@ -111,6 +113,30 @@ async def test_an_edge_keeps_to_the_last_word(sim: Sim) -> None:
     edge.start()
     await sim.until(lambda: bool(edge.machine.firewall), 60)
     assert reached_by(edge) == {address(relay), address(head)}
+
+
+@story
+async def test_a_seized_broker_opens_no_edge_again(sim: Sim) -> None:
+    """It plays what the head has said before, to an edge that has restarted."""
+    relay, head, edge, _ = await closed_network(sim, "edge-1", "edge-2")
+    async with a_run(head) as told:
+        await granted(told)
+    closed = {address(relay), address(head)}
+    await sim.until(lambda: reached_by(edge) == closed, SOON_S)
+    await edge.stop()
+    edge.start()
+    await sim.until(edge.has("RegistryConnected"), 10)
+    memory, topic, client = relay.machine.memory, topics(relay).cluster, edge.node.registry
+    words = [message.payload for message in memory.published if message.topic == topic and message.payload]
+    assert any(b'\\"members\\"' in payload for payload in words)
+    assert client is not None
+    ignored = client.ignored_messages
+    for payload in (*words, *reversed(words), b"", b"{}"):
+        memory.publish(Message(topic, payload, retain=True))
+    await sim.until(lambda: client.ignored_messages > ignored, SOON_S)
+    await sim.until(lambda: bool(edge.machine.firewall), 60)
+    await sim.passes(5)
+    assert reached_by(edge) == closed
 
 
 @story

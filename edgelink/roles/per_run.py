@@ -26,7 +26,7 @@ def still_closed(
         if status is None or not status.online:
             told.append(f"{edge.hostname} is not in touch with the relay, so that it has not said that it is open")
         elif not ignores(status) and (status.follows_spec or 0) < spec.epoch:
-            told.append(f"{edge.hostname} has not opened to the other edges of the run yet")
+            told.append(f"{edge.hostname} has not opened to the other edges of the run yet, see `Shielded` there")
     return told
 
 
