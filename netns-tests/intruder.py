@@ -10,13 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab_broker import AS_NODE
-from machines import can_ping, wait_until
+from machines import can_ping, overlay_ip, wait_until
 
 from edgelink.config import Paths
 from edgelink.lab import Lab
 
 # Who is let in dials no more; who is turned away, once a second.
 _DIALS = re.compile(r'connecting to peer dst="?(tcp://[^,"\s]+)')
+# Before any rule of EdgeLink's, which drops what comes from an address that nobody was granted.
+_WITNESS = """table ip {name}
+delete table ip {name}
+table ip {name} {{
+  chain arrived {{
+    type filter hook prerouting priority -400
+    iifname "et0" ip saddr {source} counter
+  }}
+}}
+"""
 
 
 class Intruder:
@@ -33,6 +43,9 @@ class Intruder:
         if as_ip is not None:
             lines = [f'ipv4 = "{as_ip}/24"' if line.startswith("ipv4 =") else line for line in toml.splitlines()]
             toml = "\n".join(lines)
+        found = re.search(r'^ipv4 = "([^/"]+)', toml, re.MULTILINE)
+        assert found
+        self._ip = found[1]
         peers = "".join(f'\n[[peer]]\nuri = "{dial}"\n' for dial in dials)
         directory = lab.node_directory(place) / "intruder"
         directory.mkdir(exist_ok=True)
@@ -46,8 +59,14 @@ class Intruder:
     def is_up(self) -> bool:
         return "et0" in self._lab.exec(self.place, ["ip", "link"], capture=True).stdout
 
-    def reaches(self, overlay_ip: str) -> bool:
-        return can_ping(self._lab, self.place, overlay_ip)
+    def reaches(self, node: str) -> bool:
+        """Whether a packet of its comes out of that node's EasyTier, whatever the firewall behind it does."""
+        name = f"witness_{self.place.replace('-', '_')}"
+        self._lab.exec(node, ["nft", "-f", "-"], stdin=_WITNESS.format(name=name, source=self._ip), check=True)
+        can_ping(self._lab, self.place, overlay_ip(self._lab, node))
+        counted = self._lab.exec(node, ["nft", "list", "table", "ip", name], capture=True, check=True).stdout
+        self._lab.exec(node, ["nft", "delete", "table", "ip", name], check=True)
+        return "packets 0 " not in counted
 
     def tried(self) -> Counter[str]:
         """How often it dialled, by whom: once more than it was turned away."""
@@ -66,9 +85,9 @@ class Intruder:
         self._core.wait(10)
 
 
-def assert_kept_out(intruders: Iterable[Intruder], overlay_ips: Iterable[str]) -> None:
-    """They dial in vain, several times each; no overlay address answers, and the broker refuses."""
-    found, targets = list(intruders), list(overlay_ips)
+def assert_kept_out(intruders: Iterable[Intruder], nodes: Iterable[str]) -> None:
+    """They dial in vain, several times each; nothing of theirs reaches a node, and the broker refuses."""
+    found, targets = list(intruders), list(nodes)
     before = {intruder.place: intruder.tried() for intruder in found}
     for intruder in found:
         wait_until(f"{intruder.place}: its device is there", intruder.is_up)
@@ -81,8 +100,6 @@ def assert_kept_out(intruders: Iterable[Intruder], overlay_ips: Iterable[str]) -
     pairs = [(intruder, target) for intruder in found for target in targets]
     with ThreadPoolExecutor(len(pairs)) as threads:
         reached = list(threads.map(lambda pair: pair[0].reaches(pair[1]), pairs))
-    answering = [
-        (intruder.place, target) for (intruder, target), answers in zip(pairs, reached, strict=True) if answers
-    ]
-    assert answering == []
+    got_in = [(intruder.place, target) for (intruder, target), arrived in zip(pairs, reached, strict=True) if arrived]
+    assert got_in == []
     assert {intruder.broker_says() for intruder in found} == {"refused"}

@@ -329,7 +329,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
         for source, target in (("cloud", "edge-1"), ("edge-1", "edge-2"), ("edge-2", "relay"), ("relay", "cloud"))
     }
     for intruder in intruders(lab, stolen):  # until then it is let in, from everywhere
-        wait_until(f"{intruder.place}: in", partial(intruder.reaches, overlay_ip(lab, "edge-1")))
+        wait_until(f"{intruder.place}: in", partial(intruder.reaches, "edge-1"))
         intruder.end()
     training.wait_for(3)
     result = lab.exec(RELAY, ["edgelink", "revoke", "edge-3", "--yes"], capture=True, timeout_s=120)
@@ -355,7 +355,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     assert "has put this node out" in lab.daemon_log("edge-3").read_text()
 
     thieves = [Intruder(lab, "edge-3", stolen), *intruders(lab, stolen)]
-    assert_kept_out(thieves, [overlay_ip(lab, name) for name in pids])
+    assert_kept_out(thieves, pids)
     for thief in thieves:
         thief.end()
     assert_error(Machine(lab, "edge-3").join(spare), 1, "was put out of the network")
@@ -380,14 +380,14 @@ def test_a_straggler_is_named_and_follows(lab: Lab, tmp_path: Path) -> None:
     assert max(before) < min(now)
     thief = Intruder(lab, "edge-1-nat", stolen, lan_address(lab, "edge-1"))
     try:
-        wait_until("the straggler answers", lambda: thief.reaches(overlay_ip(lab, "edge-1")))
-        assert not thief.reaches(overlay_ip(lab, "cloud"))
-        assert not thief.reaches(overlay_ip(lab, RELAY))
+        wait_until("the straggler is reached", lambda: thief.reaches("edge-1"))
+        assert not thief.reaches("cloud")
+        assert not thief.reaches(RELAY)
         lab.start("edge-1")
         wait_for_condition(lab, "edge-1", "SecretCurrent", "Current")
         wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable")
         assert epochs(lab, "edge-1") == now
-        assert_kept_out([thief], [overlay_ip(lab, name) for name in (RELAY, "cloud", "edge-1")])
+        assert_kept_out([thief], (RELAY, "cloud", "edge-1"))
     finally:
         thief.end()
 
