@@ -44,6 +44,7 @@ RAYS_OWN = {20001, 20002}
 METRICS, METRICS_OF_RELAY, EASYTIERS = 9747, 9748, 11010
 RENDEZVOUS = (29500, 45123)
 SSH, JUPYTER, ROS, DATAGRAMS = 22, 8888, 7447, 45124  # somebody's, on overlay addresses
+POLICY = 8080  # a run's, on an edge
 LOCAL_USER = Path(__file__).with_name("local_user.py")
 STATE_THIEF = Path(__file__).with_name("state_thief.py")
 SESSION_THIEF = Path(__file__).with_name("session_thief.py")
@@ -57,6 +58,7 @@ MAY_LOOK = {
 MAX_GROWTH_MB = 24.0
 NEW_WORDS = "a new line of the raylet"
 TOLD_IN_TIME_S = 40.0  # the daemons look at what was dropped every 30 s
+CLOSED_IN_TIME_S = 10.0  # they look every 2 s at who listens; a slow machine takes seconds for the scans
 IN_TIME_S = 20.0  # sooner than the daemons look of themselves, every 30 s
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
@@ -336,6 +338,50 @@ def test_robots_call_back_and_colleagues_reach_ray(road: Road) -> None:
     status = road.status(EDGE)
     assert status is not None
     assert port_scan.open_tcp_ports(lab, CLOUD, status["overlay_ip"], some=everything) == everything
+
+
+# A policy server, as a task on the node with the address that is given.
+_POLICY_SERVER = f"""
+import sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(logging_level="error", log_to_driver=False)
+@ray.remote(num_cpus=0)
+def serve():
+    import http.server
+    http.server.HTTPServer(("0.0.0.0", {POLICY}), http.server.BaseHTTPRequestHandler).serve_forever()
+(node,) = [node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[1] and node["Alive"]]
+ray.get(serve.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, False)).remote())
+"""
+
+
+def test_a_runs_own_server_is_closed_to_neighbours(road: Road, tmp_path: Path) -> None:
+    """On a port that nobody named before; the robot's own service beside it stays open, and a robot may call back."""
+    lab, address = road.lab, overlay_ip(road.lab, EDGE)
+
+    def reached(source: str = "192.168.11.1") -> set[int]:
+        return port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], source=source, some={POLICY, ROS})
+
+    def table() -> str:
+        return lab.exec(EDGE, ["nft", "list", "table", "inet", "edgelink"], capture=True, check=True).stdout
+
+    own = lab.popen(EDGE, ["python", "-c", _LISTEN, str(ROS)], tmp_path / "own.log")
+    job = ["edgelink", "exec", "--", "python", "-c", _POLICY_SERVER, address]
+    driver = lab.popen(CLOUD, job, tmp_path / "driver.log")
+    try:
+        wait_until("both listen", lambda: listening(lab, EDGE), 60, wanted={POLICY, ROS}.__le__)
+        listens_s = time.monotonic()
+        wait_until("the server is closed", reached, CLOSED_IN_TIME_S, wanted={ROS}.__eq__)
+        print(f"closed after {time.monotonic() - listens_s:.2f} s, the scan included")
+        assert reached(ROBOT) == reached(COLLEAGUE) == {POLICY, ROS}
+        assert port_scan.open_tcp_ports(lab, CLOUD, address, some={POLICY, ROS}) == set()
+        driver.send_signal(signal.SIGINT)
+        driver.wait(30)
+        wait_until("it is in the table no more", lambda: str(POLICY) not in table(), 30)
+        assert reached() == {ROS}
+    finally:
+        for child in (driver, own):
+            child.kill()
+            child.wait()
 
 
 def test_the_web_page_is_told_to_who_has_a_link(road: Road) -> None:

@@ -41,11 +41,13 @@ from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.ways import Ways
 from edgelink.process import Identity, Launcher, ProcessSpec, SupervisedProcess
+from edgelink.process.port_ranges import merged
 from edgelink.process.ports import Accepted, Connection
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.run_listeners import RunListeners
 from edgelink.registry.broker import Broker
 from edgelink.registry.dynamic_security import ADMIN, fingerprint
 from edgelink.registry.keys import NodeKey
@@ -153,6 +155,7 @@ class Machine(ThisMachine):
         hardware: the parts of it that can be read.
         history: which programs began and ended on it, in order: ``+easytier``, ``-easytier``.
         workers: of Ray, that somebody's run has here.
+        run_ports: on which its processes listen, beside Ray's own and the training's.
     """
 
     def __init__(self, world: World, directory: Path, *, is_relay: bool = False) -> None:
@@ -177,6 +180,7 @@ class Machine(ThisMachine):
         self.history: list[str] = []
         self.firewall: dict[str, str] = {}  # nftables' tables by name
         self.workers: list[str] = []
+        self.run_ports: set[int] = set()
         self.in_use: list[Accepted] = []  # what others are connected to over the overlay
         self.waiting: list[Program] = []  # for a question of the daemon's
         self.memory = MemoryBroker({ADMIN: ADMIN_PASSWORD})  # its broker, where it has one
@@ -535,10 +539,22 @@ class PlayedRay(LocalRay):
         self._machine = machine
         self.node = PlayedRayNode(machine, paths, launcher, clock, config.ray.temp_dir, files)
         self._closed_ports = ((29500, 29500),)
+        self._run_listeners = PlayedListeners(machine)
 
     async def is_refused(self, head: str, cluster_id: str, *, token_auth: bool) -> bool:
         cluster = self._machine.world.cluster_at(head, self._machine)
         return cluster is not None and cluster.cluster_id != cluster_id
+
+
+class PlayedListeners(RunListeners):
+    """The machine says which they are."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    def look(self, *_: object) -> tuple[tuple[int, int], ...]:
+        return merged((port, port) for port in self._machine.run_ports)
 
 
 class PlayedRayNode(RayNode):

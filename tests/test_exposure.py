@@ -83,6 +83,7 @@ class World:
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
         self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
         self.token_auth: bool | None = True
+        self.run_ports = ""
         self.exposure.add(RPC, self.rpc)
         if has_ray:
             self.exposure.add_ray(RAY, self)
@@ -102,6 +103,10 @@ class World:
     def accepted(self, local: IPv4Address) -> list[Accepted]:
         assert local in IPv4Network("10.10.0.0/24")
         return self.in_use
+
+    async def close_run_ports(self) -> None:
+        if self.run_ports:
+            self.ray.want(Table(RAY, self.run_ports))
 
     def set_rules(self, rules: OverlayRules) -> None:
         self.rules = rules
@@ -293,6 +298,23 @@ async def test_another_table_is_put_in_place_at_once(kernel: Kernel) -> None:
     keeper.want(Table(RAY, "new"))
     await keeper.keep()
     assert kernel.looks == 2
+
+
+async def test_what_a_run_listens_on_is_closed_two_seconds_later(kernel: Kernel) -> None:
+    """The part looks again by itself, and asks nft for nothing while nothing is new."""
+    world = World(Config())
+    await world.start()
+    looks = kernel.looks
+    world.run_ports = "tcp dport 8080 drop"
+    now = world.board.select(Inputs, world.exposure.own)
+    again_s = world.exposure.plan(now, world.clock.monotonic_s()).again_s
+    assert again_s is not None
+    assert again_s <= 2
+    for _ in range(3):
+        await world.clock.advance(2)
+        await settle(world.exposure, world.board, world.conditions, world.clock)
+    assert kernel.looks == looks + 1
+    assert world.ray.table == Table(RAY, "tcp dport 8080 drop")
 
 
 async def test_a_failure_is_named_and_its_end_too(kernel: Kernel) -> None:

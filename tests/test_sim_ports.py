@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from sim import Box, Sim, all_ready, ready, story
 
 from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.process.ports import Accepted
+from edgelink.ray_cluster.firewall import RAY_TABLE
 
 
 def answered(box: Box) -> list[str]:
@@ -64,3 +68,33 @@ async def test_what_is_in_use_later_is_not_asked_about(sim: Sim) -> None:
     edge.start()
     await sim.until(edge.has("Shielded"), within_s=60)
     assert not any("8888" in rule for rule in answered(edge))
+
+
+def closed_to_neighbours(box: Box) -> set[str]:
+    """The ports that Ray's table of that node drops outside of the overlay, as the table has them."""
+    rules = re.findall(r"tcp dport \{ (.*?) \} .* drop", box.machine.firewall[RAY_TABLE])
+    return {port for rule in rules for port in rule.split(", ")}
+
+
+def closes(box: Box, port: str) -> Callable[[], bool]:
+    return lambda: port in closed_to_neighbours(box)
+
+
+@story
+async def test_what_a_run_listens_on_is_closed_to_neighbours(sim: Sim) -> None:
+    """Within five seconds, on head and edge, through a restart of the daemon, and until nothing of the run is there."""
+    _, head, edge = await ready(sim, "cloud", "edge-1")
+    for box in (head, edge):
+        before = closed_to_neighbours(box)
+        box.machine.run_ports = {8080}
+        await sim.until(closes(box, "8080"), within_s=5)
+        assert closed_to_neighbours(box) == before | {"8080"}
+        assert not any("8080" in rule for rule in answered(box))
+    await edge.kill()
+    edge.machine.firewall.clear()
+    edge.start()
+    await sim.until(lambda: RAY_TABLE in edge.machine.firewall, within_s=60)
+    await sim.until(closes(edge, "8080"), within_s=5)
+    edge.machine.run_ports.clear()
+    await sim.until(lambda: not closes(edge, "8080")(), within_s=5)
+    assert edge.condition("Shielded").reason == "RulesInPlace"

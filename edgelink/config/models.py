@@ -375,7 +375,8 @@ class FirewallConfig(_Section):
     rendezvous_ports: tuple[PortRange, ...] | None = Field(
         None,
         description="TCP ports where a training's processes meet, such as `[29500, 40000-49999]`, dropped likewise; "
-        "default: 29400, 29500, and what of the kernel's `ip_local_port_range` lies in 32768-60999; `[]`: none",
+        "default: 29400, 29500, and what of the kernel's `ip_local_port_range` lies in 32768-60999; `[]`: none, "
+        "nor what else a run listens on",
     )
     overlay_allow: tuple[AllowedPorts, ...] | None = Field(
         None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +19,9 @@ from edgelink.process import procfs
 Protocol = Literal["tcp", "udp"]
 _ESTABLISHED = "01"
 _EVERYWHERE = IPv4Address(0)
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DONE = 4, 20, 3  # linux/netlink.h, linux/sock_diag.h
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_HEADER_BYTES, _ANSWER_BYTES, _ANSWER_S = 16, 65536, 5.0
 _LISTEN = {"tcp": "0A", "udp": "07"}  # states of proc_net(5): LISTEN, and an unconnected UDP socket
 
 
@@ -35,6 +39,14 @@ class Accepted(NamedTuple):
     port: int
     name: str
     remote: IPv4Address
+
+
+class ListeningSocket(NamedTuple):
+    """A socket that listens on TCP, on more than loopback. The kernel's own sockets share inode 0."""
+
+    inode: int
+    port: int
+    uid: int
 
 
 class Listener(NamedTuple):
@@ -62,20 +74,69 @@ def is_within(port: int, ranges: Iterable[Sequence[int]]) -> bool:
 
 def listeners() -> list[Listener]:
     """Who listens on TCP in this network namespace, loopback aside."""
-    found: list[tuple[str, int, int]] = []  # the kernel's own sockets share inode 0
+    found = listening()
+    held = holders_of({each.inode for each in found})
+    return [
+        Listener(each.port, pid, procfs.command_of(pid) if pid else "", each.uid)
+        for each in found
+        for pid in [min(held.get(each.inode, ()), default=None)]
+    ]
+
+
+def listening() -> list[ListeningSocket]:
+    """The sockets that listen on TCP in this network namespace, loopback aside.
+
+    Cheap enough for every other second: 0.3 ms for 300 of them. ``/proc/net/tcp`` takes 10 ms, as the kernel goes
+    through the places of all connections that there might be, and pyroute2 14 ms.
+    """
+    try:
+        return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _dumped(family)]
+    except OSError:  # a kernel without inet_diag
+        return _listening_by_proc()
+
+
+def _dumped(family: int) -> Iterator[ListeningSocket]:
+    """As sock_diag(7) tells. Raises OSError."""
+    body = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, 1 << int(_LISTEN["tcp"], 16))
+    header = struct.pack("=IHHII", _HEADER_BYTES + len(body), _SOCK_DIAG_BY_FAMILY, _DUMP, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(_ANSWER_S)
+        kernel.send(header + body)
+        while True:
+            answer = memoryview(kernel.recv(_ANSWER_BYTES))
+            while answer:
+                length, kind = struct.unpack_from("=IH", answer)
+                if kind == _DONE:
+                    return
+                if kind != _SOCK_DIAG_BY_FAMILY:
+                    raise OSError("the kernel tells nothing of listening sockets")
+                message = answer[_HEADER_BYTES:length]
+                (port,), (uid, inode) = struct.unpack_from("!H", message, 4), struct.unpack_from("=II", message, 64)
+                if not _is_loopback(message[8 : 12 if family == socket.AF_INET else 24].tobytes()):
+                    yield ListeningSocket(inode, port, uid)
+                answer = answer[(length + 3) & ~3 :]
+
+
+def _listening_by_proc() -> list[ListeningSocket]:
+    found = []
     for table, loopback in (("tcp", _is_loopback_v4), ("tcp6", _is_loopback_v6)):
         with suppress(OSError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
                 fields = line.split()
                 address, _, port = fields[1].rpartition(":")
                 if fields[3] == _LISTEN["tcp"] and not loopback(address):
-                    found.append((f"socket:[{fields[9]}]", int(port, 16), int(fields[7])))
-    holders = _holders(link for link, _, _ in found)
-    return [
-        Listener(port, pid, procfs.command_of(pid) if pid else "", uid)
-        for link, port, uid in found
-        for pid in [holders.get(link)]
-    ]
+                    found.append(ListeningSocket(int(fields[9]), int(port, 16), int(fields[7])))
+    return found
+
+
+def holders_of(inodes: Collection[int]) -> dict[int, set[int]]:
+    """All processes that hold each of these sockets, as far as they can be told."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    for pid in procfs.all_pids() if wanted else ():
+        for link in wanted.keys() & _open_files(pid):
+            found[wanted[link]].add(pid)
+    return found
 
 
 def ports_of_root(programs: Collection[str]) -> dict[str, frozenset[int]]:
@@ -149,7 +210,11 @@ def _is_loopback_v4(address: str) -> bool:
 
 def _is_loopback_v6(address: str) -> bool:
     words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, 32, 8)]
-    return IPv6Address(b"".join(words)).is_loopback
+    return _is_loopback(b"".join(words))
+
+
+def _is_loopback(address: bytes) -> bool:
+    return ip_address(address).is_loopback
 
 
 def connections_of(pid: int) -> list[Connection]:

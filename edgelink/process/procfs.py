@@ -18,6 +18,7 @@ class ProcStat:
     """Fields of ``/proc/PID/stat`` (proc_pid_stat(5)); times are in clock ticks."""
 
     state: str
+    parent: int
     session: int
     cpu_ticks: int
     start_ticks: int
@@ -38,6 +39,7 @@ def read_stat(pid: int) -> ProcStat:
     fields = text.rpartition(")")[2].split()
     return ProcStat(
         state=fields[0],
+        parent=int(fields[1]),
         session=int(fields[3]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start_ticks=int(fields[19]),

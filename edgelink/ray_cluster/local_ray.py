@@ -19,6 +19,7 @@ from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Launcher, SessionLauncher
+from edgelink.process.port_ranges import listed, merged
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
@@ -28,7 +29,8 @@ from edgelink.ray_cluster.helper_runner import HelperRunner, RayTools
 from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
-from edgelink.ray_cluster.rendezvous import closed_ranges
+from edgelink.ray_cluster.rendezvous import closed_ranges, own_ports
+from edgelink.ray_cluster.run_listeners import RunListeners
 from edgelink.ray_cluster.temp_dir import check_temp_dir, temp_dir_of, usable
 from edgelink.registry.payloads import Lease
 
@@ -89,6 +91,10 @@ class LocalRay:
             enabled=config.firewall.enabled,
         )
         self._closed_ports: tuple[tuple[int, int], ...] | None = None  # beside Ray's own; None: not known yet
+        self._gcs_port = config.ray.port
+        self._members: IPv4Network | None = None  # where they are, if others are on the overlay's device, too
+        self._run_ports: tuple[tuple[int, int], ...] = ()  # of a run's processes, beside all those
+        self._run_listeners = RunListeners()
         self.starts = StartBook(paths.processes / "ray_start.json", files)
         self.helper = HelperRunner(self._directory, self.token_path)
         self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
@@ -189,8 +195,10 @@ class LocalRay:
             owned = frozenset(self.node.owned_pids())
             ray_uid = self.tools.user.uid if self.tools else noted_user_uid(self._paths)
             self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__, ray_uid)
-        is_shared = self.config.overlay.kind == "existing"
-        self.guard.want(self._table(gcs_port, lease.cidr if is_shared and lease else None))
+            await self._look_at_run_ports()
+        self._gcs_port = gcs_port
+        self._members = lease.cidr if self.config.overlay.kind == "existing" and lease else None
+        self.guard.want(self._table())
         if self.guard.is_in_doubt and not self.node.is_running:
             await self.guard.apply()  # no rest before a start
         else:
@@ -198,15 +206,32 @@ class LocalRay:
         if self.guard.failure is not None and not self.node.is_running:
             raise self.guard.failure
 
-    def _table(self, gcs_port: int, members: IPv4Network | None = None) -> Table:
-        ray = self.config.ray
+    async def close_run_ports(self) -> None:
+        """Have the firewall close what a run's processes listen on by now, and nothing that they have left."""
+        if self.guard.is_wanted and self._closed_ports is not None:
+            await self._look_at_run_ports()
+            self.guard.want(self._table())
+
+    async def _look_at_run_ports(self) -> None:
+        if self.config.firewall.rendezvous_ports == ():
+            return
+        elsewhere = (*self._rays_ports(), *(self._closed_ports or ()), *own_ports(self.config))
+        found = await asyncio.to_thread(self._run_listeners.look, elsewhere, self.node.owned_pids)
+        if found != self._run_ports:
+            _log.info("firewall.run_ports", closed=listed(found))
+        self._run_ports = found
+
+    def _rays_ports(self) -> tuple[tuple[int, int], ...]:
+        return command.firewalled_ports(self.config.ray, self._gcs_port, also=(self.config.web.port,))
+
+    def _table(self) -> Table:
         return ray_guard(
-            command.firewalled_ports(ray, gcs_port, also=(self.config.web.port,)),
+            self._rays_ports(),
             [self.config.overlay.device],
-            rendezvous_ports=self._closed_ports or (),
-            allow_from=ray.allow_from,
-            robots=ray.robot_ip,
-            members=members,
+            rendezvous_ports=merged([*(self._closed_ports or ()), *self._run_ports]),
+            allow_from=self.config.ray.allow_from,
+            robots=self.config.ray.robot_ip,
+            members=self._members,
         )
 
     def write_token(self, token: str, user: RayUser) -> Path:
@@ -284,5 +309,6 @@ class LocalRay:
         await self.node.stop()
         self.starts.forget()
         shutil.rmtree(self._directory, ignore_errors=True)
-        self.guard.want(self._table(self.config.ray.port))
+        self._run_ports = ()
+        self.guard.want(self._table())
         await self.guard.remove()

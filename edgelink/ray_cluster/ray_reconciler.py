@@ -122,6 +122,10 @@ class RayReconciler:
         """The ports that this table closes beside Ray's own; None while that is not known, or it is off."""
         return self.ray.closed_ranges
 
+    async def close_run_ports(self) -> None:
+        """Have this table close what a run's processes listen on by now."""
+        await self.ray.close_run_ports()
+
     @property
     def token_auth(self) -> bool | None:
         """Whether this Ray asks for a token; None while its version is not known."""

@@ -74,15 +74,20 @@ def closed_ranges(
     wanted = wanted_ranges(config)
     if beyond := open_ranges(config):
         _log.warning("firewall.range_too_wide", ephemeral_ports_left_open=listed(beyond))
-    others = {config.relay.broker_port, *(ports.port_of(url) for url in config.relay.easytier_listeners)}
-    others |= {ports.port_of(url) for url in config.overlay.listeners}
+    others = set[int]()
     for listener in listeners() if wanted else ():
         is_wanted = any(first <= listener.port <= last for first, last in wanted)
         if is_wanted and not _is_trainings(listener, is_rays, ray_uid):
             who = f"{listener.name} (pid {listener.pid})" if listener.pid else f"somebody of uid {listener.uid}"
             _log.info("firewall.left_open", port=listener.port, listener=who)
             others.add(listener.port)
-    return without(wanted, [(port, port) for port in others])
+    return without(wanted, [*((port, port) for port in others), *own_ports(config)])
+
+
+def own_ports(config: Config) -> tuple[tuple[int, int], ...]:
+    """Where EdgeLink itself answers others; pure. These are never closed as a training's."""
+    urls = (*config.relay.easytier_listeners, *config.overlay.listeners)
+    return merged((port, port) for port in (config.relay.broker_port, *map(ports.port_of, urls)))
 
 
 def _is_trainings(listener: ports.Listener, is_rays: Callable[[int], bool], ray_uid: int | None) -> bool:

@@ -140,6 +140,9 @@ class GuardedRay(Protocol):
     def token_auth(self) -> bool | None:
         """Whether it asks for a token. None: its version is not known."""
 
+    async def close_run_ports(self) -> None:
+        """Have the table close what a run's processes listen on by now."""
+
 
 class MachinesPorts(Protocol):
     """What is needed of this machine's sockets."""
@@ -236,6 +239,8 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts | SayFollowed]):
                 self._put_follows_spec(epoch)
                 self.own = replace(self.own, follows_spec=epoch)
             case Keep(changes):
+                if self._ray is not None:
+                    await self._ray.close_run_ports()
                 wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
                 for keeper in wanted:
                     await keeper.keep()
