@@ -131,6 +131,7 @@ def test_a_metered_edge_stays_within_its_budget(make_lab: MakeLab) -> None:
     assert (found["stun"], found["punching"]) == (0, 0), found
 
 
+@pytest.mark.long
 def test_after_a_search_that_ended_another_node_that_comes_is_found_directly(make_lab: MakeLab) -> None:
     lab = make_lab()
     lab.up(edges=2, nat=dict.fromkeys(EDGES, "cone"))

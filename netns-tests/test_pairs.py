@@ -244,6 +244,7 @@ def test_behind_a_relay_by_udp_a_restart_heals_a_dead_pair(make_lab: MakeLab, tm
     network.stop_pings()
 
 
+@pytest.mark.long
 def test_ordinary_cuts_of_one_edge_cost_the_others_nothing(network: Network) -> None:
     """They close nothing and restart nothing. On a busy machine a moment may be missed, and a pair really be dead."""
     was = network.pids(*NODES, RELAY)

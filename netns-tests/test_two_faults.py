@@ -165,6 +165,7 @@ def namespaces(lab: Lab) -> set[str]:
     return {line.split()[0] for line in names.splitlines() if lab.name in line}
 
 
+@pytest.mark.long
 def test_whole_again_after_two_faults_at_once(make_lab: MakeLab) -> None:
     print(f"EDGELINK_SEED={SEED}, {ROUNDS} rounds")
     random_source = random.Random(SEED)
