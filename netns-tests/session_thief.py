@@ -8,25 +8,12 @@ ordinary user may not be able to read the rest.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-done: list[str] = []
-
-
-@contextmanager
-def trying(what: str) -> Iterator[None]:
-    """Note ``what`` unless the system forbids it, or hides what it would be done to."""
-    try:
-        yield
-    except OSError:
-        return
-    done.append(what)
+from thief import become, done, trying
 
 
 def every(directory: Path, pattern: str) -> list[Path]:
@@ -38,9 +25,7 @@ def every(directory: Path, pattern: str) -> list[Path]:
 
 
 def main(sessions: Path, uid: int) -> None:
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
+    become(uid)
     session = sessions / "session_latest"
     with trying("list"):
         list(session.iterdir())

@@ -13,21 +13,12 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-done: list[str] = []
+from thief import become, done, trying
+
 read: dict[str, str] = {}
-
-
-@contextmanager
-def trying(what: str) -> Iterator[None]:
-    """Note ``what`` unless the system forbids it, or hides what it would be done to."""
-    try:
-        yield
-    except OSError:
-        return
-    done.append(what)
 
 
 def everything_below(directory: Path) -> Iterator[Path]:
@@ -66,9 +57,7 @@ def attack(path: Path) -> None:
 
 
 def main(uid: int, directories: list[Path]) -> None:
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
+    become(uid)
     for directory in directories:
         for path in (directory, *everything_below(directory)):
             attack(path)

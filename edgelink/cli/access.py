@@ -10,6 +10,7 @@ import click
 from edgelink.cli.layout import columns, table
 from edgelink.cli.options import Group, json_option
 from edgelink.cli.relay_request import ask_registry
+from edgelink.wording import few
 
 _HEADER = ("TO", "PORTS", "FROM", "MADE", "BY", "OPEN ON", "LETS IN")
 _NAMED = 4  # hosts, in a line for people
@@ -115,12 +116,11 @@ def _rules(rules: list[dict[str, Any]]) -> list[str]:
 
 
 def _names(hosts: list[str]) -> str:
-    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
-    return ", ".join(hosts[:_NAMED]) + more if hosts else "nobody now"
+    return few(hosts, _NAMED) or "nobody now"
 
 
 def _tell_notes(answer: dict[str, Any]) -> None:
-    """What keeps a rule from doing what it says."""
+    """Tell what keeps a rule from doing what it says."""
     if not answer.get("told", True):
         click.echo("the broker does not answer: the nodes hear of it as soon as it does", err=True)
     for node in answer["behind"]:

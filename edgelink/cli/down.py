@@ -6,18 +6,11 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import Duration, config_option
+from edgelink.cli.options import config_option, timeout_option
 
 
 @click.command("down")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="2m",
-    show_default=True,
-    help="how long to wait until everything is gone",
-)
+@timeout_option("how long to wait until everything is gone")
 @config_option
 def command(*, timeout_s: float, config_path: Path | None) -> None:
     """Stop this machine's daemon, Ray and EasyTier, and do not start them at boot. Lease, keys and logs stay.

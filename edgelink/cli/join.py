@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from edgelink.cli.options import (
-    Duration,
     config_option,
     hostname_option,
     labels_option,
     read_token,
+    timeout_option,
     token_file_option,
     verbose_option,
 )
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="have systemd run its daemon from now on: install the unit, start it, wait until this node is Ready",
 )
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long --service waits"
-)
+@timeout_option("how long --service waits")
 @config_option
 @verbose_option
 def command(

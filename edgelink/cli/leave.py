@@ -7,19 +7,12 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import Duration, config_option
+from edgelink.cli.options import config_option, timeout_option
 
 
 @click.command("leave")
 @click.option("--yes", is_flag=True, help="do not ask")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="2m",
-    show_default=True,
-    help="how long to wait for its processes",
-)
+@timeout_option("how long to wait for its processes")
 @config_option
 def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     """End this node's daemon, Ray and EasyTier, put back what was changed on the host, remove key and credentials.

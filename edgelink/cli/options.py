@@ -92,6 +92,11 @@ def config_option(function: F) -> F:
     )(function)
 
 
+def timeout_option(how_long: str) -> Callable[[F], F]:
+    """Give a verb ``--timeout``, two minutes by default. ``how_long`` says for what it is, as help."""
+    return click.option("--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help=how_long)
+
+
 def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="machine-readable output")(function)
 

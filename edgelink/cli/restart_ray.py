@@ -5,16 +5,14 @@ from __future__ import annotations
 import click
 
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration
+from edgelink.cli.options import timeout_option
 
 
 @click.command("restart-ray")
 @click.argument("node", required=False, type=NodeName())
 @click.option("--all", "everywhere", is_flag=True, help="on the head: every node, also after `edgelink stop --all`")
 @click.option("--force", is_flag=True, help="also under a run, which loses its workers")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long to wait for the new Ray"
-)
+@timeout_option("how long to wait for the new Ray")
 def command(*, node: str | None, everywhere: bool, force: bool, timeout_s: float) -> None:
     """Replace Ray by a new one: on this node, on the head also on NODE (hostname or node id), or on every node.
 

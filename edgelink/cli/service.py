@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgelink.api.schema import VERSION
-from edgelink.cli.options import Duration, Group, config_option, json_option
+from edgelink.cli.options import Group, config_option, json_option, timeout_option
 from edgelink.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def command() -> None:
 @command.command("install")
 @_role
 @click.option("--now", is_flag=True, help="start it, too, and wait until this node is Ready")
-@click.option("--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long --now waits")
+@timeout_option("how long --now waits")
 @_force
 @_dry_run
 @config_option

@@ -6,19 +6,12 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import Duration, config_option
+from edgelink.cli.options import config_option, timeout_option
 
 
 @click.command("stop")
 @click.option("--all", "everywhere", is_flag=True, help="on the head: the run, then Ray on every node; daemons stay")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="2m",
-    show_default=True,
-    help="how long to wait until everything is gone",
-)
+@timeout_option("how long to wait until everything is gone")
 @config_option
 def command(*, everywhere: bool, timeout_s: float, config_path: Path | None) -> int | None:
     """End this node's daemon, its Ray and its EasyTier, in this order, and nothing else on the machine.

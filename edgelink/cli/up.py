@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from edgelink.cli.options import (
-    Duration,
     config_option,
     hostname_option,
     labels_option,
     read_token,
+    timeout_option,
     token_file_option,
 )
 
@@ -36,9 +36,7 @@ from edgelink.cli.options import (
 @click.option("--user", help="account that Ray runs under  [default: whose --python is, else who called sudo]")
 @hostname_option
 @labels_option
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long to wait until Ready"
-)
+@timeout_option("how long to wait until Ready")
 @config_option
 def command(
     *,

@@ -1,4 +1,4 @@
-"""What ``edgelink up`` is to do, from what was typed and what is on the machine; pure."""
+"""Decide what ``edgelink up`` does, from what was typed and what is on the machine; pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAKE_ONE = (
 
 
 class Road(Enum):
-    """What this machine becomes, or is already."""
+    """The roads that ``edgelink up`` can take."""
 
     ASK = "ask for a token"
     JOIN = "join"
@@ -32,7 +32,12 @@ class Road(Enum):
 
 @dataclass(frozen=True)
 class Present:
-    """What the state directory holds. ``lease`` is this machine's own; ``holds_registry``: it is a network's relay."""
+    """The content of the state directory.
+
+    Attributes:
+        lease: this machine's own. None: it has none.
+        holds_registry: the machine is a network's relay.
+    """
 
     lease: Lease | None = None
     holds_registry: bool = False

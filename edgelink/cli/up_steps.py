@@ -1,4 +1,4 @@
-"""What ``edgelink up`` does to the machine, in an order in which it can fail at any point and be called again."""
+"""Make a machine a node or the relay. Each step can fail, and ``edgelink up`` can be called again after it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _HEADER = "# EdgeLink's configuration of this machine. docs/reference/config.md 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was typed. ``can_ask``: a person sits at the terminal."""
+    """The options that were typed. ``can_ask``: a person sits at the terminal."""
 
     token: str | None = None
     relay: bool = False
@@ -215,7 +215,7 @@ def _find_python(wishes: Wishes, named: RayUser | None, person: RayUser | None) 
 
 
 def _owner(python: Path) -> str:
-    """The name of the user who can change it; empty where several can."""
+    """Return the name of the user who can change an interpreter. It is empty where several can."""
     try:
         uid = owner_of(python)
     except OSError as error:
@@ -227,7 +227,7 @@ def _owner(python: Path) -> str:
 
 
 def _get_easytier(config: Config) -> Settings:
-    """Have EasyTier on this machine; what has to be written down so that the service finds it, too."""
+    """Fetch EasyTier where there is none. Return the settings by which the service finds it, too."""
     cache = Path(pwd.getpwuid(0).pw_dir, ".cache/edgelink")  # the service's, whatever HOME sudo has kept
     named = os.environ.get(CORE_VARIABLE)
     try:

@@ -13,7 +13,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.log import get_logger
 from edgelink.overlay.echo_wire import PORT
-from edgelink.overlay.nft import MARK
+from edgelink.overlay.nft import MARK, address_set
 from edgelink.overlay.sockets import destroy, diag_socket, established
 
 ECHOES = "echoes"  # the address and our port of each question, so that nothing but its answer comes in
@@ -25,7 +25,7 @@ def chains(device: str, impostors: Collection[IPv4Address]) -> str:
     """Return the chains that drop all but echoes from and to these addresses on ``device``, forwarded packets too."""
     if not impostors:
         return ""
-    addresses = ", ".join(map(str, sorted(impostors)))
+    addresses = address_set(impostors)
     return f"""  set {ECHOES} {{
     type ipv4_addr . inet_service
     size 65535
@@ -35,15 +35,15 @@ def chains(device: str, impostors: Collection[IPv4Address]) -> str:
   chain from_impostors {{
     type filter hook prerouting priority raw; policy accept;
     iifname "{device}" udp sport {PORT} ip saddr . udp dport @{ECHOES} accept comment "{MARK}"
-    iifname "{device}" ip saddr {{ {addresses} }} udp dport {PORT} accept comment "{MARK}"
-    iifname "{device}" ip saddr {{ {addresses} }} counter drop comment "{MARK}"
+    iifname "{device}" ip saddr {addresses} udp dport {PORT} accept comment "{MARK}"
+    iifname "{device}" ip saddr {addresses} counter drop comment "{MARK}"
   }}
   chain to_impostors {{
     type filter hook postrouting priority filter; policy accept;
-    oifname "{device}" ip daddr {{ {addresses} }} udp dport {PORT} update @{ECHOES} {{ ip daddr . udp sport }} \
+    oifname "{device}" ip daddr {addresses} udp dport {PORT} update @{ECHOES} {{ ip daddr . udp sport }} \
 accept comment "{MARK}"
-    oifname "{device}" ip daddr {{ {addresses} }} udp sport {PORT} accept comment "{MARK}"
-    oifname "{device}" ip daddr {{ {addresses} }} counter drop comment "{MARK}"
+    oifname "{device}" ip daddr {addresses} udp sport {PORT} accept comment "{MARK}"
+    oifname "{device}" ip daddr {addresses} counter drop comment "{MARK}"
   }}
 """
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 
 from edgelink.errors import EdgelinkError, MissingDependencyError
 from edgelink.process.answer import end
@@ -38,6 +39,11 @@ class Applied:
 
     listing: str
     is_made: bool
+
+
+def address_set(addresses: Iterable[IPv4Address]) -> str:
+    """Return addresses as a set that is part of a rule, so that nobody takes an element out unnoticed; pure."""
+    return f"{{ {', '.join(map(str, sorted(addresses)))} }}"
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ full set ends the rule that it is in.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
 
-from edgelink.overlay.nft import MARK
+from edgelink.overlay.nft import MARK, address_set
 from edgelink.overlay.overlay_rules import OverlayRules
 
 _NOTED = "noted_"
@@ -129,8 +129,8 @@ def drop_chains(device: str, rules: OverlayRules) -> str:
     """
     leaves, comes_in, apart = [], [], ""
     if rules.revoked:
-        leaves = [f'oifname "{device}" ip daddr {_set_of(rules.revoked)} {_drop(Kind.TO_REVOKED)}']
-        comes_in = [f'iifname "{device}" ip saddr {_set_of(rules.revoked)} {_drop(Kind.FROM_REVOKED)}']
+        leaves = [f'oifname "{device}" ip daddr {address_set(rules.revoked)} {_drop(Kind.TO_REVOKED)}']
+        comes_in = [f'iifname "{device}" ip saddr {address_set(rules.revoked)} {_drop(Kind.FROM_REVOKED)}']
     if rules.overlay_ip is not None:
         own, network = rules.overlay_ip.ip, rules.overlay_ip.network
         leaves.append(_jump(f'oifname != "{device}" ip daddr {network}', Kind.TO_MEMBER))
@@ -138,7 +138,7 @@ def drop_chains(device: str, rules: OverlayRules) -> str:
         comes_in.append(_jump(f'iifname != "{device}" ip saddr {network}', Kind.FROM_MEMBER))
         by_overlay = [_jump(f"ip saddr != {network}", Kind.FOREIGN)]
         if rules.usable:
-            let_in = f'ip saddr {_set_of(rules.usable)} accept comment "{MARK}"'
+            let_in = f'ip saddr {address_set(rules.usable)} accept comment "{MARK}"'
             by_overlay = [let_in, *by_overlay, _jump("meta nfproto ipv4", Kind.UNLEASED)]
         apart = (
             _noted_drop(Kind.TO_MEMBER, "oifname", f'oifname "lo" ip daddr {own} accept comment "{MARK}"')
@@ -181,7 +181,3 @@ def _noted_set(kind: Kind) -> str:
 
 def _drop(kind: Kind) -> str:
     return f'counter drop comment "{MARK} {kind}"'
-
-
-def _set_of(addresses: Collection[IPv4Address]) -> str:
-    return f"{{ {', '.join(map(str, sorted(addresses)))} }}"
