@@ -25,11 +25,20 @@ from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.process import procfs
+from edgelink.process.identity import usage
 
 _SETTLES_S = 3.0  # what was frozen catches up first, and EdgeLink asks everybody: that is the freezing's own cost
 _OBSERVER = Path(__file__).with_name("observer.py")
 EDGE = "edge-1"
 _IPERF_PORT = "45201"  # where a training may listen: over the overlay nothing else answers
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one TCP stream has carried, and the processor time of EasyTier and iperf3 for each byte of it."""
+
+    mbit_s: float
+    s_per_gb: float
 
 
 class Contender(ABC):
@@ -92,8 +101,12 @@ class Contender(ABC):
         (pid,) = (pid for pid in self.lab.pids(node) if procfs.command_of(pid) == program)
         return pid
 
-    def iperf_mbit_s(self, source: str, target: str, seconds: int = 4) -> float:
-        """Receiver's rate of one TCP stream over the overlay."""
+    def easytier_s(self) -> float:
+        """The processor time of all EasyTiers of this lab."""
+        return sum(usage(self.pid_of(node, "easytier-core")).cpu_s for node in (RELAY, CLOUD, EDGE))
+
+    def stream(self, source: str, target: str, seconds: int = 4) -> Stream:
+        """One TCP stream over the overlay."""
         address = self.overlay_ip(target)
         log = self.lab.node_directory(target) / "iperf.log"
         client = ["iperf3", "--client", address, "--port", _IPERF_PORT, "--time", str(seconds), "--json"]
@@ -103,13 +116,18 @@ class Contender(ABC):
             )
             try:
                 self._wait_listening(target, f"{address}:{_IPERF_PORT}")
+                before_s = self.easytier_s()
                 result = self.lab.exec(source, client, capture=True, timeout_s=60)
+                server.wait(10)
+                spent_s = self.easytier_s() - before_s
             finally:
                 server.kill()
                 server.wait()
-            received = json.loads(result.stdout)["end"].get("sum_received")
-            if received:
-                return float(received["bits_per_second"]) / 1e6
+            end = json.loads(result.stdout)["end"]
+            if received := end.get("sum_received"):
+                cpu = end["cpu_utilization_percent"]
+                spent_s += (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
+                return Stream(received["bits_per_second"] / 1e6, spent_s / received["bytes"] * 1e9)
         raise AssertionError(f"iperf3 {source} to {address}: {result.stdout}")
 
     def _wait_listening(self, node: str, address: str) -> None:
