@@ -157,10 +157,10 @@ coverage: setup machine ## which branches of edgelink/ the tests take, in all pr
 	.ci/coverage bash -c '$(BIN)/python -m pytest $(UNIT) && $(BIN)/python -m pytest $(NETNS)'
 
 packages: setup ## wheel, sdist, offline bundle and .deb for this machine's architecture, in dist/ (MACHINE=aarch64: for another)
-	$(BIN)/python release/packages.py deb $(MACHINE:%=--machine %)
+	$(BIN)/python .ci/packages/packages.py deb $(MACHINE:%=--machine %)
 
 check-aarch64: setup ## whether all that a node runs is there as wheels for aarch64; asks the package index only
-	$(BIN)/python release/packages.py check-aarch64
+	$(BIN)/python .ci/packages/packages.py check-aarch64
 
 clean: ## remove .venv, caches and build output; EasyTier's cache stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache .pytest_cache

@@ -32,7 +32,8 @@ from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir
 
 FILES = REPOSITORY / "docker"
 BASE = "edgelink-test-base"
-_CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "README.md", "docker", "edgelink", "pyproject.toml")
+_CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "README.md")
+_CONTEXT += ("docker", "edgelink", "pyproject.toml", "systemd")
 _LOCK = "tests/requirements.lock"
 _START_S = 120.0
 

@@ -18,7 +18,7 @@ import pytest
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
 REPOSITORY = Path(__file__).parent.parent
-_PACKAGES = REPOSITORY / "release/packages.py"
+_PACKAGES = REPOSITORY / ".ci/packages/packages.py"
 _PYTHONS = ("3.11", "3.12", "3.13")  # that a bundle can be made for
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 

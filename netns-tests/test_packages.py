@@ -18,7 +18,7 @@ import pytest
 from made_once import OWN_PYTHON, REPOSITORY, debian_root, packages
 from memory_disk import disk
 
-_LOCK = REPOSITORY / "release/daemon.lock"
+_LOCK = REPOSITORY / ".ci/packages/daemon.lock"
 _CLUSTER = REPOSITORY / "docs/examples/cluster.yaml"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NO_NETWORK = ("unshare", "--net", "--")
@@ -91,12 +91,17 @@ def debian() -> Path:
 
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
-    """Each file of the package that is in version control, whatever its kind."""
-    listed = subprocess.run(["git", "ls-files", "edgelink"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    """Each file of the package that is in version control, whatever its kind; the units of ``systemd/`` lie beside the
+    code that reads them."""
+    command = ["git", "ls-files", "edgelink", "systemd"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    units = "edgelink/service/systemd"
+    listed.remove(units)  # a link
+    expected = {name.replace("systemd/", f"{units}/") if name.startswith("systemd/") else name for name in listed}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     data = {name for name in names if ".data/" in name}
-    assert {name for name in names - data if ".dist-info/" not in name} == set(listed.stdout.splitlines())
+    assert {name for name in names - data if ".dist-info/" not in name} == expected
     assert {name.partition(".data/data/")[2] for name in data} == {
         f"share/edgelink/easytier-wheel/{program}" for program in ("easytier-core", "easytier-cli")
     }
@@ -108,7 +113,7 @@ def test_the_wheel_of_the_sdist_is_that_of_the_checkout(sdist: Path, wheel: Path
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
     build = ("build", "--quiet", "--wheel", "--python", sys.executable)
-    constraints = ("--build-constraints", REPOSITORY / "release/build.lock", "--require-hashes")
+    constraints = ("--build-constraints", REPOSITORY / ".ci/packages/build.lock", "--require-hashes")
     run(uv(), *build, *constraints, "--out-dir", tmp_path / "of-checkout", REPOSITORY)
     run(uv(), *build, *constraints, "--out-dir", tmp_path / "of-sdist", source)
     assert (tmp_path / "of-checkout" / wheel.name).read_bytes() == wheel.read_bytes()

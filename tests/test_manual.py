@@ -13,7 +13,7 @@ import pytest
 from edgelink.cli.main import edgelink
 from edgelink.cli.reference import commands
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "release"))
+sys.path.insert(0, str(Path(__file__).parent.parent / ".ci/packages"))
 import manual
 
 PAGES = manual.pages()

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from edgelink.cli import completion
 from edgelink.errors import EasyTierNotFoundError
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "release"))
+sys.path.insert(0, str(Path(__file__).parent.parent / ".ci/packages"))
 import packages
 
 pytestmark = pytest.mark.processes

@@ -135,7 +135,7 @@ def _rendered(name: str, values: dict[str, str]) -> str:
 
 
 def _template(name: str) -> str:
-    return resources.files("edgelink.service").joinpath(name).read_text()
+    return resources.files("edgelink.service").joinpath("systemd", name).read_text()
 
 
 def _signed(text: str) -> str:

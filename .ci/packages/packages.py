@@ -1,6 +1,7 @@
-"""Makes what is installed: ``python release/packages.py wheel|bundle|deb|check-aarch64``; `make packages` makes all.
+"""Make what people install: ``python .ci/packages/packages.py wheel|bundle|deb|check-aarch64``.
 
-Everything comes from locks with hashes: ``build.lock`` builds, ``daemon.lock`` is what a node runs.
+`make packages` makes all of it. Everything comes from locks with hashes: ``build.lock`` builds, and ``daemon.lock`` is
+what a node runs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-HERE = ROOT / "release"
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 DAEMON_LOCK = HERE / "daemon.lock"
 EASYTIER_LOCK = HERE / "easytier-wheel.lock"
 OUT_OF_WHEEL = "-easytier-wheel"  # in the name of what has EasyTier out of a wheel
