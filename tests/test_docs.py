@@ -27,35 +27,46 @@ def test_commands_that_people_are_told_to_run_exist(place: str) -> None:
         assert told <= verbs, file
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("reference/easytier.md", 30), ("explanation/security.md", 20)])
+_NAMED = re.compile(r"\btest_\w+")
+
+
+@pytest.mark.parametrize(
+    ("page", "at_least"),
+    [("reference/easytier.md", 30), ("reference/refusals.md", 9), ("explanation/security.md", 20)],
+)
 def test_the_tests_that_a_page_names_exist(page: str, at_least: int) -> None:
-    """By function or by file."""
+    """By function or by file, in comments that readers do not see; and each file of the code beside them."""
     text = (_ROOT / "docs" / page).read_text()
     files = [*(_ROOT / "tests").glob("test_*.py"), *(_ROOT / "netns-tests").glob("test_*.py")]
     known = {file.stem for file in files}
     known |= {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
-    named = set(re.findall(r"`(test_\w+)`", text))
+    named = set(_NAMED.findall(text))
     assert len(named) > at_least
     assert named - known == set()
+    code = set(re.findall(r"`(\w+/\w+\.py)`", text))
+    assert {name for name in code if not (_ROOT / "edgelink" / name).exists()} == set()
 
 
 def test_each_promise_of_the_security_page_names_a_test() -> None:
     page = (_ROOT / "docs" / "explanation" / "security.md").read_text()
-    _, _, rest = page.partition("\n| promise | rests on | shown by |\n")
+    _, _, rest = page.partition("\n| promise | rests on |\n")
     rows = [line for line in rest.partition("\n\n")[0].splitlines() if not line.startswith("|---")]
     assert len(rows) > 20
-    assert [row for row in rows if "`test_" not in row.rpartition(" | ")[2]] == []
+    assert [row for row in rows if not re.search(r"<!-- test_.* --> \|$", row)] == []
 
 
-def test_what_shows_a_refusal_is_there() -> None:
-    """Every test that the page of refusals names, and every file of the code."""
-    page = (_REFERENCE / "refusals.md").read_text()
-    tests = "\n".join(path.read_text() for place in ("tests", "netns-tests") for path in (_ROOT / place).glob("*.py"))
-    named = set(re.findall(r"`(test_\w+)`", page))
-    assert len(named) > 9
-    assert {name for name in named if f"def {name}(" not in tests} == set()
-    files = set(re.findall(r"`(\w+/\w+\.py)`", page))
-    assert {name for name in files if not (_ROOT / "edgelink" / name).exists()} == set()
+def test_no_page_for_users_shows_names_of_tests_or_numbers_of_decisions() -> None:
+    """They stand in comments. Pages of the project itself, such as the decisions, are for developers."""
+    contents = (_ROOT / "docs/index.md").read_text().partition("\n- Project\n")
+    of_project = {target for _, target in re.findall(r"\[(.*?)\]\((.*?)\)", contents[2])}
+    shown = {}
+    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))):
+        name = page.relative_to(_ROOT / "docs").as_posix() if page.is_relative_to(_ROOT / "docs") else page.name
+        if name not in of_project and not name.startswith("decisions/"):
+            text = _FENCED.sub("", re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL))
+            shown[name] = re.findall(r"\btest_\w+|\bADR\b", text)
+    assert len(shown) > 60
+    assert {name: found for name, found in shown.items() if found} == {}
 
 
 _LINK = re.compile(r"!?\[[^\]]*(?<!\\)\]\(([^)\s#]*)(?:#([^)\s]*))?\)")

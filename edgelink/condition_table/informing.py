@@ -76,7 +76,7 @@ PAIRS_ALIVE = ConditionKind(
     "no other node is lost to this one while a relay answers both",
     informs_on=NODES,
     needs_easytier=True,
-    note="EasyTier from 2.5.0 on can forget a node for ever that was out of reach at the wrong moment (ADR 0036).",
+    note="EasyTier from 2.5.0 on can forget a node for ever that was out of reach at the wrong moment.",
     reasons=(
         true("NoneLost", "none is"),
         true("Healed", "one was, and answers again: the sentence says since when, and by what"),

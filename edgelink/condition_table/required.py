@@ -138,7 +138,7 @@ OVERLAY_UP = ConditionKind(
         ),
         waits(
             "UplinkChanged",
-            "this machine has another uplink than EasyTier uses: EasyTier is started anew (ADR 0016)",
+            "this machine has another uplink than EasyTier uses: EasyTier is started anew",
         ),
     ),
 )

@@ -191,11 +191,11 @@ class RelayConfig(_Section):
     advertise: tuple[str, ...] = Field((), description="public addresses or DNS names that nodes dial")
     easytier_listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:11010",),
-        description="EasyTier listener URLs, 0.0.0.0 meaning IPv6 too; tcp:// is faster to recover (ADR 0004)",
+        description="EasyTier listener URLs, 0.0.0.0 meaning IPv6 too; tcp:// is faster to recover",
     )
     broker_port: Port = Field(8883, description="port of the MQTT broker (TLS)")
     stun_ports: tuple[Port, ...] = Field(
-        (3478, 3479), description="UDP ports on which the relay answers STUN for direct paths; `[]`: none (ADR 0017)"
+        (3478, 3479), description="UDP ports on which the relay answers STUN for direct paths; `[]`: none"
     )
 
     quarantine: Annotated[int, BeforeValidator(_whole_seconds), Field(ge=0, le=365 * 86400)] = Field(
@@ -245,7 +245,7 @@ class OverlayConfig(_Section):
         1300,
         ge=576,
         le=9000,
-        description="EasyTier's MTU; the device gets 20 less, packets on a punched path have 60 more (ADR 0017)",
+        description="EasyTier's MTU; the device gets 20 less, packets on a punched path have 60 more",
     )
     easytier_core: Path | Literal["wheel"] | None = Field(
         None,

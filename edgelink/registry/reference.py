@@ -38,7 +38,7 @@ _AFTER = """
 
 Every token and every node has a broker user of its own with exactly these rights; whoever is not named may neither
 publish nor be sent anything. What all nodes of a role may do is a role of Mosquitto's dynamic security, what is a
-node's own stands by patterns of its username, the node_id, in an ACL file (ADR 0021). Who subscribes to another node's
+node's own stands by patterns of its username, the node_id, in an ACL file. Who subscribes to another node's
 lease is sent nothing.
 
 ## What does not count

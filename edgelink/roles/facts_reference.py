@@ -33,7 +33,7 @@ from edgelink.roles.this_machine import ThisMachine
 _HEAD = """# Facts
 
 What a daemon knows is on one board: each fact has one writer, and the parts that read it are woken when it has another
-value ([ADR 0039](../decisions/0039-one-board-of-facts.md)). `edgelink debug board` shows a running daemon's values.
+value ([why](../decisions/0039-one-board-of-facts.md)). `edgelink debug board` shows a running daemon's values.
 
 This page is generated from the code (`python -m edgelink.roles.facts_reference`).
 """
