@@ -39,7 +39,7 @@ ifeq ($(shell uname -m),x86_64)
 export EDGELINK_EASYTIER ?= wheel
 endif
 
-.PHONY: help setup system easytier machine demo test test-long lint docs reference unit processes netns netns-seconds neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
+.PHONY: help setup system easytier machine demo test test-long lint docs reference words unit processes netns netns-seconds neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
 
 help: ## this list
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -107,6 +107,9 @@ REFERENCE := command-line=cli.reference errors=cli.error_reference conditions=cl
 reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written anew
 	@mkdir -p build; set -e; for page in $(REFERENCE); do \
 	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
+
+words: $(VENV)/.edgelink ## tests/words written anew: the sentences that tests hear; review them as a diff
+	@EDGELINK_WORDS=write $(BIN)/python -m pytest -q -n0 tests
 
 unit: setup ## tests without root, network or programs of their own; a minute at most
 	@.ci/system-packages $(UNIT_PROGRAMS)

@@ -15,6 +15,7 @@ from types import FrameType
 import hypothesis
 import pytest
 from in_memory import IN_MEMORY
+from telling import IS_WRITING, Words, write_words
 
 from edgelink import conditions, log
 from edgelink.condition_table import KINDS, declared
@@ -68,11 +69,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The first one reads a gigabyte, from a disk that others may use: an import that is broken off fails all of them.
     """
+    if IS_WRITING:
+        items[:] = [item for item in items if "words" in getattr(item, "fixturenames", ())]
     items.sort(key=lambda item: item.get_closest_marker("torch") is None)
     for item in items:
         for kind, timeout_s in (("torch", 300), ("processes", 120)):  # of some, a busy machine takes 3 s for each start
             if item.get_closest_marker(kind) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(timeout_s))
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if IS_WRITING and exitstatus == pytest.ExitCode.OK:
+        write_words()
 
 
 _KINDS = {kind.name for kind in KINDS}
@@ -123,3 +131,11 @@ def port() -> Iterator[int]:
     """Of 127.0.0.1, for a server of the test's own."""
     with reserved_port() as number:
         yield number
+
+
+@pytest.fixture
+def words(request: pytest.FixtureRequest) -> Iterator[Words]:
+    """What people are told in this test, compared with ``tests/words``."""
+    heard = Words(request.path.stem, request.node.name)
+    yield heard
+    heard.compare()

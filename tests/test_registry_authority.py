@@ -13,6 +13,7 @@ from authority_world import new_authority, refused, users, world  # noqa: F401
 from nacl.exceptions import CryptoError
 from nacl.signing import VerifyKey
 from registry_world import PEERS, World
+from telling import refuses
 
 from edgelink.errors import ConfigError, EdgelinkError, NotCommittedError, RegistryError
 from edgelink.registry.authority import Authority
@@ -47,12 +48,12 @@ def test_an_imported_secret_takes_a_network_over(world: World, tmp_path: Path) -
     """`--import-secret` keeps the secret that the nodes set up by hand already have; a later other one is refused."""
     authority = new_authority(tmp_path / "other", world)
     for unusable in ("", "a$HOME", "two\nlines", "x" * 257):
-        with pytest.raises(ConfigError, match="imported network secret"):
+        with refuses(ConfigError, 256):
             authority.create_network(NetworkRequest("lab", world.cidr, secret=unusable))
     made = authority.create_network(NetworkRequest("lab", world.cidr, IPv4Address("10.10.0.7"), secret="by hand"))
     assert (made.secret, made.relay_ip) == ("by hand", IPv4Address("10.10.0.7"))
     assert authority.create_network(NetworkRequest("lab", world.cidr, secret="by hand")) == made
-    with pytest.raises(ConfigError, match="has a secret already"):
+    with refuses(ConfigError, "--import-secret"):
         authority.create_network(NetworkRequest("lab", world.cidr, secret="another"))
 
 
@@ -82,7 +83,7 @@ def test_a_lost_database_is_not_made_anew(world: World) -> None:
     world.store.close()
     for path in world.directory.glob("registry.sqlite3*"):
         path.unlink()
-    with pytest.raises(RegistryError, match="database is gone"):
+    with refuses(RegistryError, world.store.path):
         world.open()
     world.store.close()
 

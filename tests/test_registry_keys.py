@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from telling import refuses
 
 from edgelink.errors import ConfigError, UntrustedError
 from edgelink.registry.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
@@ -65,7 +66,7 @@ def test_a_damaged_key_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "node.key"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="is not a private key"):
+    with refuses(ConfigError, path):
         NodeKey.load_or_create(path)
     assert path.read_text() == content
 
@@ -99,16 +100,16 @@ def test_any_change_is_noticed(change: dict[str, str]) -> None:
 def test_a_kind_cannot_be_passed_off_as_another() -> None:
     """The signature covers the kind: relabelling a document does not make it another one."""
     envelope = KEY.sign(Kind.DIRECTORY, DIRECTORY).model_copy(update={"kind": "lease"})
-    with pytest.raises(UntrustedError, match="signature"):
+    with refuses(UntrustedError):
         open_envelope(envelope, Kind.LEASE, Directory, KEY.verify_key_b64)
 
 
 def test_another_key_does_not_verify() -> None:
     """A document of another registry is not believed, also when it claims to be "registry"'s."""
     envelope = KEY.sign(Kind.DIRECTORY, DIRECTORY).model_copy(update={"signer": "registry"})
-    with pytest.raises(UntrustedError, match="does not match"):
+    with refuses(UntrustedError, "registry"):
         open_envelope(envelope, Kind.DIRECTORY, Directory, NodeKey.generate().verify_key_b64)
-    with pytest.raises(UntrustedError, match="bytes instead of"):
+    with refuses(UntrustedError, 3, 32):
         open_envelope(envelope, Kind.DIRECTORY, Directory, "AAAA")
 
 

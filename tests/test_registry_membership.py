@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from registry_world import ADDRESSES, World
+from telling import refuses
 
 from edgelink.config import Paths
 from edgelink.errors import (
@@ -104,10 +105,9 @@ def test_a_file_of_a_newer_edgelink_is_left_alone(world: World, paths: Paths) ->
     membership.save(paths)
     written = paths.membership.read_text().replace('"version": 1', '"version": 2')
     paths.membership.write_text(written)
-    with pytest.raises(RegistryError, match=r"newer EdgeLink \(format 2, this one knows 1\)") as caught:
+    with refuses(RegistryError, "format 2", paths.membership, reason="MembershipNewer") as caught:
         Membership.load(paths)
-    assert caught.value.condition_reason == "MembershipNewer"
-    assert "install that version again" in caught.value.hint
+    assert caught.value.hint
     assert membership.secrets.network_secret not in str(caught.value)
     assert paths.membership.read_text() == written
 
@@ -128,7 +128,7 @@ def test_a_reply_for_another_node_is_refused(world: World) -> None:
     mixed = our_result.reply.model_copy(update={"lease": their_result.reply.lease})
     with pytest.raises(UntrustedError, match="not ours"):
         world.membership(ours, token, EnrolResult(mixed))
-    with pytest.raises(UntrustedError, match="cannot be opened"):
+    with refuses(UntrustedError, ours.node_id):
         world.membership(ours, token, their_result)
 
 
@@ -174,6 +174,5 @@ def test_who_may_not_read_it_is_told_to_use_sudo(tmp_path: Path, monkeypatch: py
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(RegistryError, match="cannot be read") as refused:
+    with refuses(RegistryError, "sudo", reason="NotPrivileged"):
         Membership.load(Paths(tmp_path / "state", tmp_path / "run"))
-    assert (refused.value.hint, refused.value.condition_reason) == ("use sudo", "NotPrivileged")

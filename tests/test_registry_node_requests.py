@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from registry_world import ADDRESSES, World
+from telling import refuses
 from test_registry_service_enrol import ADDRESS
 from test_registry_service_enrol import Relay as ServingRelay
 
@@ -269,7 +270,7 @@ async def test_a_reply_counts_for_its_request_only(desk: Desk, tmp_path: Path) -
 
 async def test_a_registry_that_is_silent_is_named(desk: Desk) -> None:
     """The wait for an answer has an end."""
-    with pytest.raises(RegistryUnavailableError, match=r"did not answer within 0\.05 s"):
+    with refuses(RegistryUnavailableError, "0.05 s"):
         await desk.client.channel.ask(desk.renewal(), within_s=0.05)
 
 
@@ -279,14 +280,13 @@ async def test_an_older_relay_cannot_be_asked(desk: Desk, monkeypatch: pytest.Mo
 
     async def subscribe(session: MemorySession, *topics: str) -> None:
         if any(topic.endswith("/reply") for topic in topics):
-            raise RegistryAuthError("the broker does not grant it")
+            raise RegistryAuthError("not granted")
         await grants(session, *topics)
 
     monkeypatch.setattr(MemorySession, "subscribe", subscribe)
     async with desk.running() as client:
-        with pytest.raises(RegistryError, match="older") as caught:
+        with refuses(RegistryError, reason="NotUnderstood"):
             await client.channel.ask(desk.renewal())
-        assert caught.value.condition_reason == "NotUnderstood"
         assert client.is_connected
 
 

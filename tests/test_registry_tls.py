@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from telling import refuses
 
 from edgelink.errors import RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys, issue_certificates
@@ -124,9 +125,8 @@ async def test_a_wrong_ca_is_refused_before_a_byte_is_sent(tmp_path: Path) -> No
     for name, data in issue_certificates(keys.network_id, datetime(2026, 1, 1, tzinfo=UTC)).items():
         (stranger / name).write_bytes(data)
     async with Server(stranger / "tls.pem", stranger / "tls.key") as server:
-        with pytest.raises(UntrustedError, match="not the relay that the token was made for") as caught:
+        with refuses(UntrustedError, f"{HOST}:{server.port}", "captive portal"):
             await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 20)
-        assert "captive portal" in caught.value.hint
         assert await server.received() == b""
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
             await greeting(client_context(keys.ca_pem, keys.network_id), server)
@@ -164,9 +164,9 @@ async def test_nobody_there_is_not_a_matter_of_trust(tmp_path: Path) -> None:
     keys = keys_of(tmp_path / "a")
     async with Server(keys.tls_certificate_path, keys.tls_key_path) as server:
         port = server.port
-    with pytest.raises(RegistryUnavailableError, match=f"{HOST}:{port} cannot be reached"):
+    with refuses(RegistryUnavailableError, f"{HOST}:{port}"):
         await fetch_pinned_ca(HOST, port, keys.ca_sha256, 20)
-    with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
+    with refuses(RegistryUnavailableError, "no-such-host.invalid:1"):
         await fetch_pinned_ca("no-such-host.invalid", 1, keys.ca_sha256, 20)
 
 

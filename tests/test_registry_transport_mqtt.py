@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import aiomqtt
 import pytest
+from telling import refuses
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
@@ -105,7 +106,7 @@ async def test_nobody_listens(keys: AuthorityKeys) -> None:
     """A refused connection names the address and what to check."""
     async with serving(hang_up, None) as address:
         pass
-    with pytest.raises(RegistryUnavailableError, match=address) as unreachable:
+    with refuses(RegistryUnavailableError, address) as unreachable:
         await connect(keys, address)
     assert unreachable.value.hint
 
@@ -119,7 +120,7 @@ async def test_unknown_name(keys: AuthorityKeys) -> None:
 @pytest.mark.parametrize("address", ["relay.example.org:99999", "relay.example.org", "[1.2.3]"])
 async def test_an_address_that_is_none(keys: AuthorityKeys, address: str) -> None:
     """Written down by an older EdgeLink, say: the next one is tried, and no daemon ends of it."""
-    with pytest.raises(RegistryUnavailableError, match="is not host:port"):
+    with refuses(RegistryUnavailableError, address):
         await connect(keys, address)
 
 
@@ -151,7 +152,7 @@ async def test_another_network(keys: AuthorityKeys, tmp_path: Path) -> None:
         heard.append(await reader.read(1024))
 
     async with serving(listen, server_context(other)) as address:
-        with pytest.raises(UntrustedError, match=address):
+        with refuses(UntrustedError, address):
             await connect(keys, address)
     assert b"".join(heard) == b""
 
@@ -186,7 +187,7 @@ async def test_cancelled_as_the_answer_comes(keys: AuthorityKeys) -> None:
 async def test_what_can_be_no_name_cannot_be_reached(keys: AuthorityKeys, host: str) -> None:
     """One relay's mistyped name must not end every member that tries it."""
     transport = MqttTransport(client_context(keys.ca_pem, keys.network_id))
-    with pytest.raises(RegistryUnavailableError, match="is no name of a host"):
+    with refuses(RegistryUnavailableError, host):
         async with transport.connect(f"{host}:8883", LOGIN):
             pass
 

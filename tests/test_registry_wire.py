@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import wire_vectors
 from pydantic import ValidationError
+from telling import refuses
 from wire_vectors import NODE, PLAIN, REGISTRY_VERIFY_KEY, SIGNED
 
 from edgelink.errors import UntrustedError
@@ -94,9 +95,8 @@ def test_a_protocol_to_come_is_refused_by_name(name: str) -> None:
         return Envelope(kind=kind, body=text, signature=base64.b64encode(signature).decode(), signer=signer)
 
     assert open_envelope(signed(body), kind, model, verify_key)
-    with pytest.raises(UntrustedError, match="is not understood") as refused:
+    with refuses(UntrustedError, kind, "edgelink version"):
         open_envelope(signed(later), kind, model, verify_key)
-    assert "edgelink version" in refused.value.hint
 
 
 def test_the_secrets_of_an_enrolment_are_understood(recorded: dict[str, str]) -> None:

@@ -1,0 +1,81 @@
+"""How tests ask what people are told: by reason and values. A sentence stands in ``tests/words``, or in docs/reference.
+
+Where only the words tell two mistakes apart, a test takes the fixture ``words`` and hands it the sentence.
+``make words`` writes the sentences of all such tests anew, and what changed is reviewed as a diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from edgelink.errors import EdgelinkError
+
+FOLDER = Path(__file__).parent / "words"
+IS_WRITING = os.environ.get("EDGELINK_WORDS") == "write"
+_INDENT = "    "
+_NODE_ID = re.compile(r"\b[a-z2-7]{26}\b")
+_Error = TypeVar("_Error", bound=EdgelinkError)
+_written: dict[Path, dict[str, list[str]]] = {}
+
+
+@contextmanager
+def refuses(error: type[_Error], *values: object, reason: str = "") -> Iterator[pytest.ExceptionInfo[_Error]]:
+    """The body raises ``error`` with exactly this reason, by default the class's, and tells these values."""
+    with pytest.raises(error) as caught:
+        yield caught
+    assert caught.value.condition_reason == (reason or error.reason), str(caught.value)
+    for value in values:
+        assert str(value) in str(caught.value)
+
+
+class Words:
+    """The sentences that one test hears, in their order."""
+
+    def __init__(self, module: str, test: str) -> None:
+        self._path = FOLDER / f"{module.split('_')[1]}.txt"
+        self._key = f"{module}: {test}"
+        self._heard: list[str] = []
+
+    def __call__(self, said: object, **replaced: object) -> None:
+        """Hear a sentence. Ids of nodes stand in the file as NODE, and what else differs (``NAME=value``) as NAME."""
+        text = _NODE_ID.sub("NODE", str(said))
+        for name, value in replaced.items():
+            text = text.replace(str(value), name)
+        self._heard += text.splitlines()
+
+    def compare(self) -> None:
+        """Hold all that was heard against the file, or keep it for a new one."""
+        if IS_WRITING:
+            _written.setdefault(self._path, {})[self._key] = self._heard
+        else:
+            assert self._heard == entries(self._path).get(self._key), "once it is as it should be: `make words`"
+
+
+@cache
+def entries(path: Path) -> dict[str, list[str]]:
+    """Return the sentences of each test in a file of ``tests/words``."""
+    found: dict[str, list[str]] = {}
+    sentences: list[str] = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith(_INDENT):
+            sentences.append(line.removeprefix(_INDENT))
+        else:
+            sentences = found.setdefault(line, [])
+    return found
+
+
+def write_words() -> None:
+    """Write what this run has heard; the sentences of modules that were not run stay."""
+    for path, heard in _written.items():
+        run = {key.partition(":")[0] for key in heard}
+        kept = {key: said for key, said in entries(path).items() if key.partition(":")[0] not in run}
+        blocks = ("\n".join([key, *(_INDENT + text for text in said)]) for key, said in sorted((kept | heard).items()))
+        path.write_text("\n".join(blocks) + "\n")
