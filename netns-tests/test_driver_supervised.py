@@ -77,7 +77,7 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     assert run["attempts"][1]["exit_status"] == 0
     # The lock goes with the command's connection, whose end the daemon notices in its own time.
     wait_until("the lock is released", lambda: not run_of(road)["in_progress"])
-    shown = road.lab.exec(CLOUD, ["edgelink", "status"], capture=True).stdout
+    shown = road.lab.exec(CLOUD, ["edgelink", "status", "--verbose"], capture=True).stdout
     assert "attempt 2" in shown
 
 

@@ -154,8 +154,7 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     wait_for_both()
     walk.wait_ready(EDGE)
     text = lab.exec(RELAY, ["edgelink", "status"], capture=True, check=True).stdout
-    assert "bootstrap relay: Ready" in text
-    assert "head relay: Ready" in text
+    assert {"relay: Ready", "head relay: Ready"} <= set(text.splitlines())
     core, raylet = pids_of(lab, RELAY, "easytier-core"), children(lab, EDGE)["raylet"]
     assert len(core) == 1
 
@@ -274,7 +273,7 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
         lambda: (way(CLOUD, EDGE), way(EDGE, CLOUD)),
         wanted=lambda ways: ways == ("direct", "direct"),
     )
-    shown = run("exec", CLOUD, "--", "edgelink", "status", status=1)
+    shown = run("exec", CLOUD, "--", "edgelink", "status", "--verbose", status=1)
     assert f"→ {EDGE:<18} 10.10.0.3       direct, " in shown  # by TCP, by UDP that was punched, or both
 
     for node in (EDGE, CLOUD):

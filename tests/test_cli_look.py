@@ -58,6 +58,7 @@ CONDITION = {
 }
 DAEMON: dict[str, Any] = {
     "role": "edge",
+    "version": "0.2.0",
     "hostname": LONG,
     "phase": "Degraded",
     "ready": False,
@@ -120,16 +121,101 @@ def test_everything_that_people_read_fits(width: int) -> None:
     summary = {"event": "summary", **ping.summary([PROBE, {**PROBE, "rtt_ms": None}])}
     told = [
         *status.lines(seen(), width),
+        *status.short_lines(seen(), width),
+        *status.short_lines(
+            {**seen(phase="Ready", ready=True, conditions=[]), "silent": [CONDITION["message"]]}, width
+        ),
         *nodes.lines(FOUND, max(width, 80)),  # eight columns of figures need their place
         *ping.lines(PROBE, width),
         *ping.lines({**PROBE, "rtt_ms": None}, width),
         *ping.lines(summary, width),
     ]
-    shown = [click.unstyle(line) for line in told]
-    assert [line for line in shown if len(line) > max(width, 80)] == []
+    fits = [click.unstyle(line) for line in told]
+    assert [line for line in fits if len(line) > max(width, 80)] == []
     if width >= 80:
-        assert CONDITION["message"] in " ".join(" ".join(shown).split())
-        assert NODE["wrong"][0] in " ".join(" ".join(shown).split())
+        assert CONDITION["message"] in " ".join(" ".join(fits).split())
+        assert NODE["wrong"][0] in " ".join(" ".join(fits).split())
+
+
+WELL: dict[str, Any] = {
+    "role": "head",
+    "version": "0.2.0",
+    "hostname": "cloud",
+    "phase": "Ready",
+    "ready": True,
+    "overlay_ip": "10.10.0.2",
+    "node_rank": 0,
+    "node_id": "wm7c3t6ocrh5n4p2q7h3yq6dzu",
+    "ray_auth": "token",
+    "impact": None,
+    "run": None,
+    "paths": [{**WAY, "loses_full_packets": False, "loss": None}],
+    "conditions": [
+        {**CONDITION, "type": kind, "status": state, "reason": reason, "message": reason.lower()}
+        for kind, state, reason in (
+            ("Leased", "True", "Leased"),
+            ("RayJoined", "True", "AliveInRay"),
+            ("NodesReady", "True", "AllAlive"),
+            ("DriverRunning", "False", "NoRun"),
+            ("RideThrough", "False", "KernelLacksRtoCap"),
+            ("RayCurrent", "Unknown", "StartNotNoted"),
+        )
+    ],
+}
+
+
+def shown(draw: Any = status.short_lines, **changes: Any) -> list[str]:
+    """What `status` prints of one daemon on a terminal of 80 columns."""
+    told = draw({"ready": True, "daemons": [{**WELL, **changes}], "silent": []}, 80)
+    assert all(len(click.unstyle(line)) <= 80 for line in told)
+    return [click.unstyle(line) for line in told]
+
+
+def test_a_node_that_is_well_is_told_in_a_few_lines() -> None:
+    """And nothing idle is a fault, there and in the long form."""
+    short = shown()
+    assert short[0] == "head cloud: Ready"
+    assert 3 <= len(short) <= 5
+    full = shown(status.lines)
+    assert not any("✗" in line for line in (*short, *full))
+    assert [one["type"] in "".join(full) for one in WELL["conditions"]] == [True] * len(WELL["conditions"])
+
+
+def test_the_relay_is_called_relay() -> None:
+    """Whatever the command is called that starts it; once, where the machine has the same name."""
+    relay = {"role": "bootstrap", "hostname": "relay", "nodes": [], "node_rank": None}
+    assert shown(**relay)[0] == "relay: Ready"
+    assert shown(**{**relay, "hostname": "vps"})[0] == "relay vps: Ready"
+
+
+def test_what_is_wrong_comes_first_with_what_to_do() -> None:
+    """What to do is said once: by the message, or by the table of conditions."""
+    missing = {**CONDITION, "type": "NodesReady", "reason": "NodesMissing", "message": "1 of 2 nodes alive in Ray"}
+    told = shown(conditions=[*WELL["conditions"], missing])
+    assert told[1].startswith("  ✗ 1 of 2 nodes alive in Ray")
+    assert "NodesMissing" in told[1]
+    assert "edgelink nodes" in told[2]
+    told = shown(conditions=[{**missing, "message": "1 of 2 nodes alive in Ray; see `edgelink nodes`"}])
+    assert sum("edgelink nodes" in line for line in told) == 1
+    assert "--verbose" in told[-1]
+
+
+def test_a_head_that_has_not_started_is_no_fault() -> None:
+    """Its silence is a part of the same wait. Once its Ray was seen, the silence is a fault."""
+    silent = {**CONDITION, "type": "PeersReachable", "reason": "PeerSilent", "message": "no answer from cloud"}
+    waits = {**CONDITION, "type": "RayJoined", "reason": "HeadNotSeen", "message": "waiting for the head"}
+    starting = {"role": "edge", "phase": "Starting", "ready": False}
+    marks = [line[2] for line in shown(**starting, conditions=[silent, waits])[1:3]]
+    assert marks == ["…", "…"]
+    joined = {**waits, "status": "True", "reason": "AliveInRay"}
+    assert shown(**starting, conditions=[silent, joined])[1][2] == "✗"
+
+
+def test_lines_after_the_first_begin_under_the_text() -> None:
+    """So that marks and names stay in a column of their own."""
+    long = {**CONDITION, "status": "True", "reason": "Leased", "type": "Leased", "message": "word " * 40}
+    first, *rest = [line for line in shown(status.lines, conditions=[long]) if "word" in line]
+    assert {line.index("word") for line in rest} == {first.index("word")}
 
 
 def test_of_many_ways_those_that_lack_something_are_shown() -> None:

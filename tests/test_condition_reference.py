@@ -15,7 +15,18 @@ from edgelink import errors
 from edgelink.cli.condition_reference import render, to_do
 from edgelink.cli.error_reference import parse
 from edgelink.cli.error_reference import reasons as errors_reasons
-from edgelink.condition_table import COMMON, KINDS, REFUSED_ENROLMENT, Place, declared, informing, required, types_on
+from edgelink.condition_table import (
+    COMMON,
+    KINDS,
+    REFUSED_ENROLMENT,
+    Place,
+    Weight,
+    declared,
+    informing,
+    required,
+    types_on,
+    weight_of,
+)
 from edgelink.conditions import Status
 
 _ROOT = Path(__file__).parent.parent
@@ -285,3 +296,20 @@ def _words_of(file: str) -> set[str]:
     tree = parse((_CODE / file).read_text())
     texts = {item.value for item in ast.walk(tree) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
     return {text for text in texts if _WORD.fullmatch(text)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason", "weight"),
+    [
+        ("Leased", "True", "Leased", Weight.WELL),
+        ("DriverRunning", "False", "NoRun", Weight.IDLE),
+        ("RayJoined", "False", "HeadNotSeen", Weight.COMES),
+        ("RegistryConnected", "False", "RegistryUnavailable", Weight.WRONG),
+        ("Leased", "Unknown", "NotObserved", Weight.COMES),
+        ("Leased", "False", "OfANewerEdgeLink", Weight.WRONG),
+        ("OfANewerEdgeLink", "True", "Fine", Weight.WELL),
+    ],
+)
+def test_how_much_attention_a_condition_wants(kind: str, status: str, reason: str, weight: Weight) -> None:
+    """Idle and coming are no faults; what only a newer EdgeLink knows is judged by its status."""
+    assert weight_of(kind, status, reason) is weight

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,32 +20,43 @@ from edgelink.api.client import (
     without_socket,
 )
 from edgelink.api.schema import VERSION
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.watch import Fact, watch, watch_option
+from edgelink.condition_table import Weight, declared, weight_of
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
 _MOST_WAYS = 20  # the conditions should stay on the screen
-_MARKS = {"True": ("✓", "green"), "False": ("✗", "red"), "Unknown": ("…", "yellow")}
+_MARKS = {
+    Weight.WELL: ("✓", "green"),
+    Weight.IDLE: ("-", "bright_black"),
+    Weight.COMES: ("…", "yellow"),
+    Weight.WRONG: ("✗", "red"),
+}
+_ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts it
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+_AS_IT_SAYS = "what the sentence says"  # to do, in the table of conditions
 
 
 @click.command("status")
 @json_option
 @watch_option
-def command(*, as_json: bool, is_watching: bool) -> int:
-    """What this node's daemon sees.
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="all conditions, all paths, and the last run")
+def command(*, as_json: bool, is_watching: bool, is_verbose: bool) -> int:
+    """Show the state of this machine's daemons: what is wrong first, with what to do.
 
     Exit status 0: ready; 1: not ready, or no daemon runs here. With --watch: 0, when Ctrl-C ends it.
     """
     paths = Paths.from_environment()
+    draw = lines if is_verbose else short_lines
     if is_watching:
-        return watch(lambda: look(paths), draw=lines, facts=facts, as_json=as_json)
+        return watch(lambda: look(paths), draw=draw, facts=facts, as_json=as_json)
     seen = look(paths)
     if as_json:
         click.echo(json.dumps(seen, indent=2))
     else:
-        click.echo("\n".join(lines(seen, columns())))
+        click.echo("\n".join(draw(seen, columns())))
     return ExitCode.OK if seen["ready"] else ExitCode.FAILED
 
 
@@ -102,24 +115,34 @@ def _paths(socket_path: Path, timeout_s: float) -> dict[str, Any]:
 
 
 def lines(seen: dict[str, Any], width: int) -> list[str]:
-    """For people, no line wider than ``width``; pure."""
-    mark, colour = _MARKS["False"]
-    told = [line for text in seen["silent"] for line in wrapped(f"{mark} ", text, width)]
-    told = [line.replace(mark, click.style(mark, fg=colour), 1) for line in told]
-    return told + [line for daemon in seen["daemons"] for line in _daemon_lines(daemon, width)]
+    """All of it for people, no line wider than ``width``; pure."""
+    return _silent_lines(seen, width) + [line for daemon in seen["daemons"] for line in _daemon_lines(daemon, width)]
+
+
+def short_lines(seen: dict[str, Any], width: int) -> list[str]:
+    """What is wrong, with what to do, then what the machine is in a few lines; pure."""
+    told = _silent_lines(seen, width)
+    is_well = not told
+    for daemon in seen["daemons"]:
+        told.append(_title(daemon, width))
+        noted = [line for condition in daemon["conditions"] for line in _note(daemon, condition, width)]
+        noted += [line for path in daemon["paths"] if path["loses_full_packets"] for line in _way_lines(path, width)]
+        is_well = is_well and not noted
+        told += [*noted, *_impact_lines(daemon, width), *_summary(daemon, width)]
+    return told if is_well else [*told, *wrapped("", "all there is to see: `edgelink status --verbose`", width)]
 
 
 def facts(seen: dict[str, Any]) -> dict[str, Fact]:
     """What ``--watch`` tells the changes of: phases, conditions, ways to other nodes; pure."""
     found = {text.partition(" was killed")[0]: Fact("silent", "was killed or hangs") for text in seen["silent"]}
     for daemon in seen["daemons"]:
-        who = _who(daemon)
-        found[who] = Fact(daemon["phase"], daemon["phase"])
+        name = who(daemon)
+        found[name] = Fact(daemon["phase"], daemon["phase"])
         for one in daemon["conditions"]:
             token = f"{one['status']} {one['reason']}"
-            found[f"{who}: {one['type']}"] = Fact(token, f"{token}: {one['message']}")
+            found[f"{name}: {one['type']}"] = Fact(token, f"{token}: {one['message']}")
         for path in daemon["paths"]:
-            found[f"{who}: way to {path['hostname']}"] = Fact(way_in_words(path), way_in_words(path))
+            found[f"{name}: way to {path['hostname']}"] = Fact(way_in_words(path), way_in_words(path))
     return found
 
 
@@ -132,34 +155,92 @@ def way_in_words(path: dict[str, Any]) -> str:
     return f"through {path['via'] or 'a relay'}"
 
 
-def _who(daemon: dict[str, Any]) -> str:
-    return f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}"
+def who(daemon: dict[str, Any]) -> str:
+    """``edge franka-1``; pure."""
+    role, hostname = _ROLES.get(daemon["role"], daemon["role"]), daemon.get("hostname") or "(not enrolled)"
+    return role if hostname == role else f"{role} {hostname}"
+
+
+def _silent_lines(seen: dict[str, Any], width: int) -> list[str]:
+    return [line for text in seen["silent"] for line in _marked("  ", Weight.WRONG, "", text, width)]
+
+
+def _title(daemon: dict[str, Any], width: int) -> str:
+    return click.style(cut(f"{who(daemon)}: {daemon['phase']}", width), bold=True)
+
+
+def _note(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list[str]:
+    """A condition that a person has to know of, and what to do; nothing of one that is well or idle."""
+    weight, reason = _weight(daemon, condition), condition["reason"]
+    kind = declared(condition["type"], reason)
+    if weight is Weight.COMES and (daemon["ready"] or reason == "NotObserved"):
+        return []
+    if weight not in (Weight.COMES, Weight.WRONG):
+        return []
+    text = f"{condition['message']} ({condition['type']}: {reason}, since {_clock(condition['since'])})"
+    found = _marked("  ", weight, "", text, width)
+    to_do = _LINK.sub(r"\1", kind.to_do) if kind is not None and weight is Weight.WRONG else ""
+    # A message that names a command says already what to do.
+    if to_do and "`" not in condition["message"] and not to_do.startswith(_AS_IT_SAYS):
+        found += wrapped("    what to do: ", to_do, width, indent=6)
+    return found
+
+
+def _weight(daemon: dict[str, Any], condition: dict[str, Any]) -> Weight:
+    """Of a head that has not started yet the silence is as usual as the wait for its Ray."""
+    is_before_head = any(one["reason"] == "HeadNotSeen" for one in daemon["conditions"])
+    if is_before_head and condition["reason"] == "PeerSilent":
+        return Weight.COMES
+    return weight_of(condition["type"], condition["status"], condition["reason"])
+
+
+def _summary(daemon: dict[str, Any], width: int) -> list[str]:
+    """Address, cluster, run and paths, a line each."""
+    found = _place_lines(daemon, f"EdgeLink {daemon['version']}", width)
+    if "nodes" in daemon:
+        others = [node for node in daemon["nodes"] if node["hostname"] != daemon.get("hostname")]
+        online = sum(node["online"] for node in others)
+        found += wrapped("  ", f"{len(others)} other machines are enrolled, {online} of them online", width)
+    nodes_ready = next((one for one in daemon["conditions"] if one["type"] == "NodesReady"), None)
+    if nodes_ready is not None and nodes_ready["status"] == "True":
+        found += wrapped("  ", nodes_ready["message"], width)
+    if daemon.get("run") and daemon["run"]["in_progress"]:
+        found += _run_lines({**daemon["run"], "attempts": daemon["run"]["attempts"][-1:]}, width)
+    if daemon["paths"]:
+        ways = Counter("directly" if path["path"] == "direct" else "through a relay" for path in daemon["paths"])
+        told = ", ".join(f"{number} {way}" for way, number in ways.items())
+        found += wrapped("  ", f"reaches other machines: {told}", width)
+    return found
+
+
+def _place_lines(daemon: dict[str, Any], last: str, width: int) -> list[str]:
+    rank = "" if daemon.get("node_rank") is None else f"node rank {daemon['node_rank']}   "
+    return wrapped(f"  overlay IP {daemon.get('overlay_ip') or '-'}   ", f"{rank}{last}", width)
+
+
+def _impact_lines(daemon: dict[str, Any], width: int) -> list[str]:
+    impact = daemon.get("impact") or {}
+    parts = (("goes on", impact.get("goes_on")), ("waits", impact.get("waits")))
+    return [
+        line
+        for label, names in parts
+        if names is not None
+        for line in _hanging(f"  {label}: ", "; ".join(names) or "nothing", width)
+    ]
 
 
 def _daemon_lines(daemon: dict[str, Any], width: int) -> list[str]:
-    rank = "-" if daemon.get("node_rank") is None else daemon["node_rank"]
-    found = [click.style(line, bold=True) for line in wrapped("", f"{_who(daemon)}: {daemon['phase']}", width)]
-    found += wrapped(
-        f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   ",
-        f"node id {daemon.get('node_id')}",
-        width,
-    )
+    found = [_title(daemon, width), *_place_lines(daemon, f"node id {daemon.get('node_id')}", width)]
     if daemon.get("ray_auth") not in (None, "token"):
-        found += wrapped("  Ray is protected by: ", daemon["ray_auth"], width)
-    if daemon.get("impact"):
-        for label, parts in (("goes on", daemon["impact"]["goes_on"]), ("waits", daemon["impact"]["waits"])):
-            found += wrapped(f"  {label}: ", "; ".join(parts) or "nothing", width)
+        found += _hanging("  Ray is protected by: ", daemon["ray_auth"], width)
+    found += _impact_lines(daemon, width)
     for condition in daemon["conditions"]:
-        found += _condition_lines(condition, width)
+        found += _condition_lines(daemon, condition, width)
     if daemon.get("run"):
         found += _run_lines(daemon["run"], width)
     # Those that lack something first, where not all can be shown.
     for path in sorted(daemon["paths"], key=lambda path: not _is_flawed(path))[:_MOST_WAYS]:
-        latency = "" if path["latency_ms"] is None else f", {path['latency_ms']:.1f} ms"
-        loss = f", {path['loss']:.1%} lost" if path.get("loss") else ""
-        flaw = ", but full packets are lost: set a smaller overlay.mtu" if path["loses_full_packets"] else ""
-        head = f"  → {path['hostname']:<18} {path['overlay_ip']:<15} "
-        found += wrapped(head, f"{way_in_words(path)}{latency}{loss}{flaw}", width)
+        found += _way_lines(path, width)
     if (more := len(daemon["paths"]) - _MOST_WAYS) > 0:
         found += wrapped(
             "  → ", f"and {more} more nodes: `edgelink status --json`, and on the head `edgelink nodes`", width
@@ -167,16 +248,34 @@ def _daemon_lines(daemon: dict[str, Any], width: int) -> list[str]:
     return found
 
 
+def _way_lines(path: dict[str, Any], width: int) -> list[str]:
+    latency = "" if path["latency_ms"] is None else f", {path['latency_ms']:.1f} ms"
+    loss = f", {path['loss']:.1%} lost" if path.get("loss") else ""
+    flaw = ", but full packets are lost: set a smaller overlay.mtu" if path["loses_full_packets"] else ""
+    head = f"  → {path['hostname']:<18} {path['overlay_ip']:<15} "
+    return _hanging(head, f"{way_in_words(path)}{latency}{loss}{flaw}", width)
+
+
 def _is_flawed(path: dict[str, Any]) -> bool:
     return bool(path["loses_full_packets"] or path.get("loss"))
 
 
-def _condition_lines(condition: dict[str, Any], width: int) -> list[str]:
-    mark, colour = _MARKS[condition["status"]]
-    since = datetime.fromisoformat(condition["since"]).astimezone().strftime("%H:%M:%S")
-    text = f"{since}  {condition['reason']}: {condition['message']}"
-    first, *rest = wrapped(f"  {mark} {condition['type']:<18} ", text, width)
+def _condition_lines(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list[str]:
+    weight = _weight(daemon, condition)
+    reason = "" if weight is Weight.WELL else f" ({condition['reason']})"
+    head = f"{condition['type']:<17} {_clock(condition['since'])}  "
+    return _marked("  ", weight, head, f"{condition['message']}{reason}", width)
+
+
+def _marked(indent: str, weight: Weight, head: str, text: str, width: int) -> list[str]:
+    mark, colour = _MARKS[weight]
+    first, *rest = _hanging(f"{indent}{mark} {head}", text, width)
     return [first.replace(mark, click.style(mark, fg=colour), 1), *rest]
+
+
+def _hanging(head: str, text: str, width: int) -> list[str]:
+    """Lines after the first begin under the text, unless ``head`` takes half of the width."""
+    return wrapped(head, text, width, indent=min(len(head), width // 2))
 
 
 def _run_lines(run: dict[str, Any], width: int) -> list[str]:
@@ -190,6 +289,10 @@ def _run_lines(run: dict[str, Any], width: int) -> list[str]:
         followed = f": {attempt['what_followed']}" if attempt["what_followed"] else ""
         found += wrapped(f"    attempt {attempt['number']}  ", f"{times}{status}{followed}", width, indent=6)
     return found
+
+
+def _clock(text: str) -> str:
+    return datetime.fromisoformat(text).astimezone().strftime("%H:%M:%S")
 
 
 def _time(text: str) -> str:

@@ -13,7 +13,7 @@ from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, c
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.ray_request import require_head
-from edgelink.cli.status import daemons_here
+from edgelink.cli.status import daemons_here, who
 from edgelink.cli.waiting import WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
@@ -111,7 +111,7 @@ def _look_at_nothing_else() -> None:
 def _unmet(daemon: dict[str, Any]) -> str:
     unmet = next((one for one in daemon["conditions"] if one["status"] != "True"), None)
     why = f"{unmet['type']} {unmet['reason']}: {unmet['message']}" if unmet else daemon["phase"]
-    return f"{daemon['role']} {daemon['hostname'] or '(not enrolled)'}: {why}"
+    return f"{who(daemon)}: {why}"
 
 
 def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict[str, int], *, as_json: bool) -> None:

@@ -7,8 +7,9 @@ with what the code sets: a reason that is set and not here is refused, and so is
 from __future__ import annotations
 
 from edgelink.condition_table.informing import INFORMING, SHIELDED, STUN_SERVING
-from edgelink.condition_table.kind import NODES, ConditionKind, Place, Reason, unknown
+from edgelink.condition_table.kind import NODES, ConditionKind, Place, Reason, Weight, unknown
 from edgelink.condition_table.required import LEASED, OVERLAY_UP, REQUIRED
+from edgelink.conditions import Status
 
 __all__ = [
     "COMMON",
@@ -17,9 +18,11 @@ __all__ = [
     "ConditionKind",
     "Place",
     "Reason",
+    "Weight",
     "declared",
     "required_on",
     "types_on",
+    "weight_of",
 ]
 
 KINDS: tuple[ConditionKind, ...] = (*REQUIRED, *INFORMING)
@@ -71,6 +74,14 @@ def declared(kind: str, reason: str) -> Reason | None:
     found = next((one for one in KINDS if one.name == kind), None)
     reasons = (*(found.reasons if found else ()), *(REFUSED_ENROLMENT if found is LEASED else ()), *COMMON)
     return next((one for one in reasons if one.name == reason), None)
+
+
+def weight_of(kind: str, status: str, reason: str) -> Weight:
+    """Return how much attention a condition wants, also one that only a newer EdgeLink knows."""
+    known = declared(kind, reason)
+    if known is not None and known.status == status:
+        return known.weight
+    return {Status.TRUE: Weight.WELL, Status.UNKNOWN: Weight.COMES}.get(Status(status), Weight.WRONG)
 
 
 def required_on(place: Place) -> tuple[str, ...]:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from edgelink.condition_table.kind import EVERYWHERE, NODES, RELAYS, ConditionKind, Place, Reason, true, unknown, waits
+from edgelink.condition_table.kind import (
+    EVERYWHERE,
+    NODES,
+    RELAYS,
+    ConditionKind,
+    Place,
+    Reason,
+    idle,
+    true,
+    unknown,
+    waits,
+)
 
 _MEMBERS = (Place.ADDITIONAL_RELAY, *NODES)
 
@@ -181,7 +192,7 @@ DRIVER_RUNNING = ConditionKind(
     "DriverRunning",
     "a run is granted",
     informs_on=(Place.HEAD,),
-    reasons=(true("Granted", "a run is in progress"), Reason("NoRun", "no run is in progress", "nothing")),
+    reasons=(true("Granted", "a run is in progress"), idle("NoRun", "no run is in progress")),
 )
 RIDE_THROUGH = ConditionKind(
     "RideThrough",
@@ -190,7 +201,7 @@ RIDE_THROUGH = ConditionKind(
     note="The message holds the figures: how long an outage may be, and how late connections resume after it.",
     reasons=(
         true("Full", "the kernel is as it has to be"),
-        Reason(
+        idle(
             "KernelLacksRtoCap",
             "Linux before 6.15: nodes and state survive, connections resume up to the outage's own length later, 120 s "
             "at most",
@@ -205,7 +216,7 @@ RIDE_THROUGH = ConditionKind(
             "connections resume later, because the settings cannot be changed here (container)",
             "set them on the host; `edgelink doctor` names them",
         ),
-        Reason(
+        idle(
             "Declined",
             "connections resume later, because `host.tcp: leave` says so",
             "nothing, or take that out of the configuration",

@@ -24,6 +24,15 @@ RELAYS = (Place.RELAY, Place.ADDITIONAL_RELAY)
 EVERYWHERE = tuple(Place)
 
 
+class Weight(StrEnum):
+    """How much of a person's attention a condition wants."""
+
+    WELL = "well"
+    IDLE = "idle"  # a healthy node may stay like this
+    COMES = "comes"  # it goes on by itself
+    WRONG = "wrong"
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a condition is what it is. ``to_do`` is for people; "": what the error of that name says."""
@@ -32,6 +41,7 @@ class Reason:
     meaning: str
     to_do: str = ""
     status: Status = Status.FALSE
+    weight: Weight = Weight.WRONG
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,16 @@ class ConditionKind:
 
 
 def true(name: str, meaning: str, to_do: str = "nothing") -> Reason:
-    return Reason(name, meaning, to_do, Status.TRUE)
+    return Reason(name, meaning, to_do, Status.TRUE, Weight.WELL)
 
 
 def unknown(name: str, meaning: str, to_do: str = GOES_ON) -> Reason:
-    return Reason(name, meaning, to_do, Status.UNKNOWN)
+    return Reason(name, meaning, to_do, Status.UNKNOWN, Weight.COMES)
 
 
 def waits(name: str, meaning: str, to_do: str = GOES_ON) -> Reason:
-    return Reason(name, meaning, to_do)
+    return Reason(name, meaning, to_do, weight=Weight.COMES if to_do else Weight.WRONG)
+
+
+def idle(name: str, meaning: str, to_do: str = "nothing") -> Reason:
+    return Reason(name, meaning, to_do, weight=Weight.IDLE)

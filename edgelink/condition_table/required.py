@@ -199,7 +199,11 @@ RAY_JOINED = ConditionKind(
     reasons=(
         true("AliveInRay", "Ray lists this node"),
         waits("NoLease", "waits for the node's lease"),
-        waits("HeadNotSeen", "waits for the head, which has published no cluster spec", "start `edgelink head`"),
+        waits(
+            "HeadNotSeen",
+            "waits for the head, which has published no cluster spec yet: normal until it starts",
+            "start `edgelink head`",
+        ),
         waits(
             "NotAMember",
             "waits to be taken into the head's cluster spec: it is new there, or the run in progress did not ask for "

@@ -63,7 +63,7 @@ class RayEdgeReconciler(RayReconciler):
         if spec is None:
             if record is not None:  # adopted while the registry is away
                 return await self._confirm(tools, lease, record, token_auth=tools.capabilities.token_auth)
-            return self._wait("HeadNotSeen", "waiting for the head: it has published no cluster spec yet")
+            return self._wait("HeadNotSeen", "waiting for the head; this is normal until `edgelink head` runs there")
         return await self._follow(tools, lease, spec)
 
     async def _follow(self, tools: RayTools, lease: Lease, spec: ClusterSpec) -> float:
