@@ -101,12 +101,17 @@ class _Tolerant:
             self._stream.flush()
 
 
-def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None) -> None:
-    """Set up logging for a process; called once, by the CLI. ``quiet``: warnings and worse only."""
+def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None, renderer: Any = None) -> None:
+    """Set up logging for a process; called once, by the CLI.
+
+    Args:
+        quiet: log warnings and worse only.
+        renderer: the last processor of structlog. None: colours on a terminal, else JSON.
+    """
     stream = stream or sys.stderr
     tolerant: Any = _Tolerant(stream)
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    renderer: Any = (
+    renderer = renderer or (
         structlog.dev.ConsoleRenderer(colors=True)
         if stream.isatty()
         else structlog.processors.JSONRenderer(sort_keys=False)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import click
 
-from edgelink import log
+from edgelink import __version__, log
+from edgelink.cli.condition_lines import role_in_words
+from edgelink.cli.foreground import Steps
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
@@ -17,12 +20,19 @@ from edgelink.roles.enrolment import Enrolment
 
 
 def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:
-    """Logging, configuration and directories of a daemon; refuses what cannot work before anything starts."""
-    log.configure(verbose=verbose)
+    """Logging, configuration and directories of a daemon; refuses what cannot work before anything starts.
+
+    A person at a terminal sees the steps of the start. ``verbose`` shows the log there.
+    """
+    is_for_people = sys.stderr.isatty() and not verbose
+    log.configure(verbose=verbose, renderer=Steps(sys.stderr) if is_for_people else None)
     if config_path is not None:  # whoever reads it again means the same file
         os.environ["EDGELINK_CONFIG"] = str(config_path.absolute())
     config = load_config(config_path)
     require_network_administrator(config)
+    if is_for_people:
+        role = role_in_words(click.get_current_context().info_name or "")
+        click.echo(f"EdgeLink {__version__}, {role}: starts. Ctrl+C stops it, its EasyTier and its Ray", err=True)
     return config, Paths.from_environment()
 
 

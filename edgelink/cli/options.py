@@ -102,7 +102,7 @@ def json_option(function: F) -> F:
 
 
 def verbose_option(function: F) -> F:
-    return click.option("-v", "--verbose", is_flag=True, help="log every step")(function)
+    return click.option("-v", "--verbose", is_flag=True, help="show the log, with every step")(function)
 
 
 def read_token(argument: str | None, file: str | None, *, required: bool = True) -> str | None:

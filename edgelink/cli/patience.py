@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import click
 
-_EXPECTED_S = 2.0
+EXPECTED_S = 2.0
 
 
 @contextmanager
-def waiting_for(what: str, *, expected_s: float = _EXPECTED_S) -> Iterator[None]:
+def waiting_for(what: str, *, expected_s: float = EXPECTED_S) -> Iterator[None]:
     """Print ``what`` on stderr if the block takes longer than ``expected_s``."""
     notice = threading.Timer(expected_s, click.echo, [f"edgelink: {what} …"], {"err": True})
     notice.daemon = True

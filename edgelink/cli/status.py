@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -20,23 +19,15 @@ from edgelink.api.client import (
     without_socket,
 )
 from edgelink.api.schema import VERSION
+from edgelink.cli.condition_lines import hanging, marked, note, role_in_words, weight_among
 from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.watch import Fact, watch, watch_option
-from edgelink.condition_table import Weight, declared, weight_of
+from edgelink.condition_table import Weight
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
 _MOST_WAYS = 20  # the conditions should stay on the screen
-_MARKS = {
-    Weight.WELL: ("✓", "green"),
-    Weight.IDLE: ("-", "bright_black"),
-    Weight.COMES: ("…", "yellow"),
-    Weight.WRONG: ("✗", "red"),
-}
-_ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts it
-_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
-_AS_IT_SAYS = "what the sentence says"  # to do, in the table of conditions
 
 
 @click.command("status")
@@ -157,12 +148,12 @@ def way_in_words(path: dict[str, Any]) -> str:
 
 def who(daemon: dict[str, Any]) -> str:
     """``edge franka-1``; pure."""
-    role, hostname = _ROLES.get(daemon["role"], daemon["role"]), daemon.get("hostname") or "(not enrolled)"
+    role, hostname = role_in_words(daemon["role"]), daemon.get("hostname") or "(not enrolled)"
     return role if hostname == role else f"{role} {hostname}"
 
 
 def _silent_lines(seen: dict[str, Any], width: int) -> list[str]:
-    return [line for text in seen["silent"] for line in _marked("  ", Weight.WRONG, "", text, width)]
+    return [line for text in seen["silent"] for line in marked(Weight.WRONG, "", text, width, indent="  ")]
 
 
 def _title(daemon: dict[str, Any], width: int) -> str:
@@ -171,27 +162,13 @@ def _title(daemon: dict[str, Any], width: int) -> str:
 
 def _note(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list[str]:
     """A condition that a person has to know of, and what to do; nothing of one that is well or idle."""
-    weight, reason = _weight(daemon, condition), condition["reason"]
-    kind = declared(condition["type"], reason)
-    if weight is Weight.COMES and (daemon["ready"] or reason == "NotObserved"):
+    weight = weight_among(condition, daemon["conditions"])
+    if weight is Weight.COMES and (daemon["ready"] or condition["reason"] == "NotObserved"):
         return []
     if weight not in (Weight.COMES, Weight.WRONG):
         return []
-    text = f"{condition['message']} ({condition['type']}: {reason}, since {_clock(condition['since'])})"
-    found = _marked("  ", weight, "", text, width)
-    to_do = _LINK.sub(r"\1", kind.to_do) if kind is not None and weight is Weight.WRONG else ""
-    # A message that names a command says already what to do.
-    if to_do and "`" not in condition["message"] and not to_do.startswith(_AS_IT_SAYS):
-        found += wrapped("    what to do: ", to_do, width, indent=6)
-    return found
-
-
-def _weight(daemon: dict[str, Any], condition: dict[str, Any]) -> Weight:
-    """Of a head that has not started yet the silence is as usual as the wait for its Ray."""
-    is_before_head = any(one["reason"] == "HeadNotSeen" for one in daemon["conditions"])
-    if is_before_head and condition["reason"] == "PeerSilent":
-        return Weight.COMES
-    return weight_of(condition["type"], condition["status"], condition["reason"])
+    aside = f"{condition['type']}: {condition['reason']}, since {_clock(condition['since'])}"
+    return note(condition, weight, aside, width, indent="  ")
 
 
 def _summary(daemon: dict[str, Any], width: int) -> list[str]:
@@ -225,14 +202,14 @@ def _impact_lines(daemon: dict[str, Any], width: int) -> list[str]:
         line
         for label, names in parts
         if names is not None
-        for line in _hanging(f"  {label}: ", "; ".join(names) or "nothing", width)
+        for line in hanging(f"  {label}: ", "; ".join(names) or "nothing", width)
     ]
 
 
 def _daemon_lines(daemon: dict[str, Any], width: int) -> list[str]:
     found = [_title(daemon, width), *_place_lines(daemon, f"node id {daemon.get('node_id')}", width)]
     if daemon.get("ray_auth") not in (None, "token"):
-        found += _hanging("  Ray is protected by: ", daemon["ray_auth"], width)
+        found += hanging("  Ray is protected by: ", daemon["ray_auth"], width)
     found += _impact_lines(daemon, width)
     for condition in daemon["conditions"]:
         found += _condition_lines(daemon, condition, width)
@@ -253,7 +230,7 @@ def _way_lines(path: dict[str, Any], width: int) -> list[str]:
     loss = f", {path['loss']:.1%} lost" if path.get("loss") else ""
     flaw = ", but full packets are lost: set a smaller overlay.mtu" if path["loses_full_packets"] else ""
     head = f"  → {path['hostname']:<18} {path['overlay_ip']:<15} "
-    return _hanging(head, f"{way_in_words(path)}{latency}{loss}{flaw}", width)
+    return hanging(head, f"{way_in_words(path)}{latency}{loss}{flaw}", width)
 
 
 def _is_flawed(path: dict[str, Any]) -> bool:
@@ -261,21 +238,10 @@ def _is_flawed(path: dict[str, Any]) -> bool:
 
 
 def _condition_lines(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list[str]:
-    weight = _weight(daemon, condition)
+    weight = weight_among(condition, daemon["conditions"])
     reason = "" if weight is Weight.WELL else f" ({condition['reason']})"
     head = f"{condition['type']:<17} {_clock(condition['since'])}  "
-    return _marked("  ", weight, head, f"{condition['message']}{reason}", width)
-
-
-def _marked(indent: str, weight: Weight, head: str, text: str, width: int) -> list[str]:
-    mark, colour = _MARKS[weight]
-    first, *rest = _hanging(f"{indent}{mark} {head}", text, width)
-    return [first.replace(mark, click.style(mark, fg=colour), 1), *rest]
-
-
-def _hanging(head: str, text: str, width: int) -> list[str]:
-    """Lines after the first begin under the text, unless ``head`` takes half of the width."""
-    return wrapped(head, text, width, indent=min(len(head), width // 2))
+    return marked(weight, head, f"{condition['message']}{reason}", width, indent="  ")
 
 
 def _run_lines(run: dict[str, Any], width: int) -> list[str]:

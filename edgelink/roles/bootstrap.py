@@ -290,9 +290,10 @@ class Relay(Daemon):
             log.info("bootstrap.serving", how_to_join="edgelink token create --role head|edge")
             return
         token = await self.registry.create_token(TokenRequest(Role.HEAD))
+        await self._was_ready.wait()  # so that no step of the start comes after it
         sys.stdout.write(
-            f"\nThe network is up. On the cloud machine, within the hour:\n\n  edgelink join {token.encode()}\n\n"
-            "For each further machine:  edgelink token create --role edge\n\n"
+            f"\nThe network is up. On the cloud machine, type within the hour:\n\nedgelink join {token.encode()}\n\n"
+            "For each further machine, make a token here: edgelink token create --role edge\n\n"
         )
         sys.stdout.flush()
 

@@ -84,6 +84,7 @@ class Daemon(ABC):
         self._was_ready = asyncio.Event()
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True
+        self._logged_phase = Phase.STARTING
         self._required, shown = types_on(
             place, runs_easytier=config.overlay.kind == "easytier", answers_stun=bool(config.relay.stun_ports)
         )
@@ -158,6 +159,10 @@ class Daemon(ABC):
                 **lasted,
             )
             self.recorder.note("condition", **condition.to_dict(), **lasted)
+        phase = self.board.facts.phase
+        if phase is not self._logged_phase:
+            self._logged_phase = phase
+            log.info("node.phase", phase=phase.value)
         if self._manager is not None:
             self._manager.notify(STATUS=self._status_line())
         if self.conditions.is_ready:

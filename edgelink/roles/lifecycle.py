@@ -155,6 +155,7 @@ async def run_until_stopped(
         why = "this daemon crashed" if crashed else "this daemon is restarted"
         log.info("daemon.leaving_children", why=f"{why}; the next one adopts them")
     else:
+        log.info("daemon.stopping")
         await stop.say_offline()
         await _stop_after(failure, stop_children)
     if failure is not None:
