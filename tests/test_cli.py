@@ -91,11 +91,11 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
     """`edgelink --help` is read while thinking: it has to be there at once. Verbs that only ask the daemon likewise."""
     code = (
         "import sys, contextlib, io\n"
-        "from edgelink.cli.main import edgelink, _VERBS\n"
+        "from edgelink.cli.main import edgelink\n"
         "out = io.StringIO()\n"
         "with contextlib.redirect_stdout(out):\n"
         "    edgelink.main(['--help'], standalone_mode=False)\n"
-        "assert all(verb in out.getvalue() for verb in _VERBS)\n"
+        "assert all(verb in out.getvalue() for verb in edgelink.list_commands(None))\n"
         "heavy = {'pydantic', 'aiohttp', 'pyroute2', 'ray', 'torch', 'structlog'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "import edgelink.cli.nodes, edgelink.cli.status, edgelink.cli.wait, edgelink.cli.driver_environment\n"
@@ -132,21 +132,46 @@ for module in pkgutil.iter_modules(edgelink.cli.__path__):
 
 def test_every_verb_has_help() -> None:
     """No verb in the table that cannot be imported."""
-    from edgelink.cli.main import _VERBS, edgelink
-
-    for verb in _VERBS:
+    for verb in main.edgelink.list_commands(click.Context(main.edgelink)):
         if verb != "train":  # the trainer's own parser answers, in the interpreter that has torch
-            result = CliRunner().invoke(edgelink, [verb, "--help"])
+            result = CliRunner().invoke(main.edgelink, [verb, "--help"])
             assert result.exit_code == 0, (verb, result.exception)
             assert f"edgelink {verb} [OPTIONS]" in result.output
 
 
-@pytest.mark.parametrize("verb", ["lab", "registry", "robot", "service", "token"])
-def test_what_a_command_of_a_group_does_is_told_whole(verb: str) -> None:
-    """On a terminal of the usual width, too: half a sentence says nothing."""
-    told = CliRunner().invoke(main.edgelink, [verb, "--help"], env={"COLUMNS": "80"}, terminal_width=80).output
-    assert "Commands:" in told
-    assert "..." not in told.partition("Commands:")[2]
+GROUPS = ["access", "debug", "lab", "registry", "robot", "service", "token"]
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_help_tells_each_command_on_one_line(group: str) -> None:
+    """On a terminal of 80 columns: none is broken, cut or left out."""
+    words = group.split()
+    command = main.edgelink.get_command(click.Context(main.edgelink), group) if group else main.edgelink
+    assert isinstance(command, click.Group)
+    told = CliRunner().invoke(main.edgelink, [*words, "--help"], env={"COLUMNS": "80"}, terminal_width=80).output
+    lines = told[told.index("-h, --help") :].splitlines()[1:]
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert listed == command.list_commands(click.Context(command))
+    assert [line for line in lines if len(line) > 80 or line.endswith("...")] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("trian", "train"), ("statsu", "status"), ("lab staus", "status"), ("token creat", "create")]
+)
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant(typed: str, meant: str) -> None:
+    result = CliRunner().invoke(main.edgelink, typed.split())
+    assert (result.exit_code, f"'{meant}'" in result.stderr) == (2, True)
+
+
+def test_a_command_that_is_like_none_is_answered_with_all_of_its_group() -> None:
+    stderr = CliRunner().invoke(main.edgelink, ["lab", "ls"]).stderr
+    assert all(name in stderr for name in ("up", "down", "status", "exec"))
+
+
+def test_the_relay_may_be_called_by_its_role() -> None:
+    """As head and edge are."""
+    context = click.Context(main.edgelink)
+    assert main.edgelink.get_command(context, "relay") is main.edgelink.get_command(context, "bootstrap")
 
 
 def test_unknown_verb_and_option_are_usage_errors() -> None:

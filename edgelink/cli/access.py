@@ -18,7 +18,7 @@ _NAMED = 4  # hosts, in a line for people
 
 @click.group("access", cls=Group)
 def command() -> None:
-    """Open ports of nodes to other nodes over the overlay, and close them (on the relay)."""
+    """Open and close ports of nodes to other nodes over the overlay (on the relay)."""
 
 
 def _rule_arguments(function: Any) -> Any:
@@ -85,7 +85,10 @@ def deny(*, target: str, ports: str, sources: tuple[str, ...], as_json: bool) ->
 @click.option("--history", is_flag=True, help="the last changes instead: who made which, and when")
 @json_option
 def list_(*, history: bool, as_json: bool) -> None:
-    """Every rule, who made it and when, the nodes that it means now, and who does not follow yet."""
+    """List every rule, who made it, and which nodes it means now.
+
+    Also names the nodes that do not follow a rule yet.
+    """
     answer = ask_registry("GET", "/access")
     if as_json:
         click.echo(json.dumps(answer, indent=2))

@@ -35,7 +35,7 @@ _MOST_PARENTS = 6  # sudo, shells, sshd
 )
 @click.option("--log-out", is_flag=True, help="log every browser out, and forget links that were not used")
 def command(*, as_json: bool, address: str | None, log_out: bool) -> None:
-    """On the head: a link to the web page, which logs a browser in, once and within five minutes.
+    """Print a link to the head's web page, which logs a browser in, once and within five minutes.
 
     Also prints the ssh command with which a laptop outside the overlay reaches the page and Ray's dashboard.
     """

@@ -21,7 +21,10 @@ def command() -> None:
 @command.command("board")
 @json_option
 def board(*, as_json: bool) -> None:
-    """Print every fact with its value, writer and readers, and each part's last decision. Secrets are masked."""
+    """Print every fact with its value, writer and readers.
+
+    Also each part's last decision. Secrets are masked.
+    """
     told = _ask(Paths.from_environment())
     click.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines(told, columns())))
 

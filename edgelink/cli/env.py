@@ -31,7 +31,7 @@ def command(
     given: tuple[tuple[str, str | None], ...],
     argv: tuple[str, ...],
 ) -> None:
-    """Print the environment in which plain `ray status` and friends work here.
+    """Print the environment in which plain `ray status` and Ray's other tools work here.
 
     Use it as:  eval "$(edgelink env)".  With --show, list what `edgelink run -- CMD` would pass to CMD, drop and set.
     """

@@ -33,7 +33,7 @@ def _wan_options(function: F) -> F:
 
 @click.group("lab", cls=Group)
 def command() -> None:
-    """All of it on one machine: relay, cloud and NAT'd edges, each in its own namespaces, no route out."""
+    """Run relay, cloud and NAT'd edges on this machine, in namespaces without a route out."""
 
 
 @command.command("up")
@@ -82,7 +82,7 @@ def up(
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--keep", is_flag=True, help="leave the lab up afterwards")
 def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed: int, keep: bool) -> int:
-    """The whole road: build the lab, join everyone, train a policy, show what happened, remove everything."""
+    """Build the lab, train a policy, show what happened, remove the lab."""
     from edgelink.cli.lab_run import run_whole_road
 
     _require_easytier()
@@ -94,7 +94,10 @@ def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed:
 @click.argument("node")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(*, name: str, node: str, argv: tuple[str, ...]) -> None:
-    """Run a command on NODE (relay, cloud, edge-1 …, cloud-nat …, internet) as if logged in there."""
+    """Run a command on NODE as if logged in there.
+
+    NODE is relay, cloud, edge-1 …, cloud-nat … or internet.
+    """
     _lab(name).enter(node, argv)
 
 
@@ -120,7 +123,7 @@ def stop(*, name: str, node: str) -> None:
 @_name_option
 @click.argument("node")
 def reboot(*, name: str, node: str) -> None:
-    """Cut NODE's power and switch it on again; its daemon is started anew."""
+    """Cut NODE's power, switch it on again and start its daemon."""
     lab = _lab(name)
     lab.reboot(node)
     process = lab.start(node)
@@ -133,9 +136,10 @@ def reboot(*, name: str, node: str) -> None:
 @click.option("--clear", is_flag=True, help="nothing of it any more")
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 def set_(*, name: str, clear: bool, nodes: tuple[str, ...], **wan: str | None) -> None:
-    """Make the way of NODE (relay, cloud, edge-1 …) to the internet longer, lossier, narrower, while it is used.
+    """Change delay, loss or rate of NODE's way to the internet.
 
-    What is not named stays as it is. Two machines that both have a long way are apart by the sum.
+    NODE is relay, cloud, edge-1 …. The way is changed while it is used. What is not named stays as it is. Two machines
+    that both have a long way are apart by the sum.
     """
     if clear:
         wan = {name: text or ("none" if name == "rate" else "0") for name, text in wan.items()}
@@ -148,7 +152,7 @@ def set_(*, name: str, clear: bool, nodes: tuple[str, ...], **wan: str | None) -
 @_name_option
 @json_option
 def status(*, name: str, as_json: bool) -> None:
-    """The lab's nodes, their addresses and daemons."""
+    """Show the lab's nodes, their addresses and daemons."""
     road = _road(name)
     rows = [_row(road, row) for row in road.lab.status()]
     if as_json:

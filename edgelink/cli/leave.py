@@ -15,9 +15,10 @@ from edgelink.cli.options import config_option, timeout_option
 @timeout_option("how long to wait for its processes")
 @config_option
 def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
-    """End this node's daemon, Ray and EasyTier, put back what was changed on the host, remove key and credentials.
+    """Remove this machine from its network.
 
-    Logs and configuration stay. Refused (75) while a run is in progress. The lease is the operator's to free.
+    Ends its daemon, Ray and EasyTier, puts back what was changed on the host, removes key and credentials. Logs and
+    configuration stay. Refused (75) while a run is in progress. The lease is the operator's to free.
     """
     from edgelink import log
     from edgelink.cli.stopping import config_to_end_by, stop_node

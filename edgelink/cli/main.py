@@ -17,60 +17,74 @@ from typing import NoReturn
 import click
 
 from edgelink import __version__
+from edgelink.cli.options import Group
 from edgelink.errors import EdgelinkError, ExitCode
 
-_VERBS = {
-    "up": "make this machine a node, or with --relay the relay: enrol, configure, install the service, wait",
-    "down": "stop this machine's service and do not start it at boot; `up` brings it back",
-    "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
-    "token": "create, list and revoke the tokens with which machines join",
-    "registry": "show and change leases, free those of nodes that are gone; check, backup and restore",
-    "access": "open ports of nodes to other nodes over the overlay, and close them (on the relay)",
-    "revoke": "put a node out of the network at once, and change the secret that it knows (on the relay)",
-    "rotate-secret": "change the network's secret on all nodes (on the relay)",
-    "join": "enrol this machine with a token",
-    "renew": "a new password of this node at the broker, without a token",
-    "edge": "run the edge daemon: overlay, then Ray",
-    "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",
-    "run": "the same with a head daemon that is already running",
-    "plan": "where each process of a cluster file would run; starts nothing",
-    "restart-ray": "a new Ray on this node; on the head also on another, or on all",
-    "stop": "end this node's daemon, its Ray and its EasyTier; --all: everybody's Ray",
-    "train": "the built-in trainer (placed like any driver)",
-    "robot": "this machine's robots: status, stop, resume; recordings as a dataset",
-    "status": "what this node's daemon sees; exit status 0 means ready",
-    "nodes": "on the head: every node, what Ray has of it, what is wrong with it",
-    "ping": "does a node answer over the overlay, how fast, directly or through whom",
-    "dashboard": "on the head: a link to its web page, and the way to it and to Ray's dashboard",
-    "wait": "until this node is ready, or the cluster has so many nodes or GPUs; 75: not in time",
-    "doctor": "check this machine: what holds, what does not, what to do",
-    "logs": "the log of this machine's daemon, of its EasyTier, of a node's Ray; secrets are masked",
-    "report": "bundle what this node saw of itself, for whoever helps; secrets are masked",
-    "env": "print the environment in which plain `ray status` and friends work here",
-    "exec": "run a command in that environment",
-    "debug": "what this machine's daemon knows, and what it decided by; for its developers",
-    "service": "install, remove and look at EdgeLink as a service of systemd",
-    "leave": "take this machine out of its network; its lease is the operator's to free",
-    "lab": "all of it on one machine: relay, cloud and NAT'd edges in namespaces",
-    "completion": "print the completion script for bash, zsh or fish",
-    "version": "print EdgeLink's version",
+GROUPS = {
+    "Set up": {
+        "up": "make this machine a node or, with --relay, the relay",
+        "down": "stop this machine's service; `up` starts it again",
+        "join": "enrol this machine with a token, without a service",
+        "leave": "remove this machine from its network",
+        "token": "make and revoke the tokens that machines join with (relay)",
+        "service": "install, remove and inspect the systemd service",
+        "lab": "try all of it on one machine, in network namespaces",
+        "completion": "print the completion script for bash, zsh or fish",
+        "version": "print EdgeLink's version",
+    },
+    "Run": {
+        "bootstrap": "run the relay's daemon (`relay` is another name for it)",
+        "head": "run the head's daemon, for good or for one command",
+        "edge": "run an edge's daemon",
+        "run": "run a training command on the cluster (head)",
+        "train": "run the built-in trainer; give it to `run` as its command",
+        "plan": "show where each process of a cluster file would run",
+        "wait": "wait until this node or the cluster is ready",
+        "robot": "stop, resume and replay this machine's robots",
+        "env": "print the variables with which Ray's own tools work here",
+        "exec": "run a command with these variables",
+    },
+    "Look": {
+        "status": "show this node's state",
+        "nodes": "list every node and what is wrong with it (head)",
+        "ping": "measure the way to a node over the overlay",
+        "doctor": "check this machine and say what to do",
+        "logs": "show the log of the daemon, EasyTier or Ray",
+        "dashboard": "print a link to the web page (head)",
+        "report": "collect what this node recorded into one file",
+        "debug": "show what the daemon knows; for EdgeLink's developers",
+    },
+    "Operate": {
+        "stop": "stop this node's daemon, Ray and EasyTier",
+        "restart-ray": "restart Ray on this node or, from the head, on others",
+        "registry": "show, change and free leases; back up, restore (relay)",
+        "access": "open and close ports between nodes (relay)",
+        "revoke": "put a node out of the network for ever (relay)",
+        "rotate-secret": "change the network's secret on all nodes (relay)",
+        "renew": "renew this node's broker password; no token is needed",
+    },
 }
+_VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
+_NAME_WIDTH = max(map(len, _VERBS))  # the groups' columns are one
+_ALIASES = {"relay": "bootstrap"}
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_VERBS)
+        return _VERBS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
+        verb = _ALIASES.get(cmd_name, cmd_name)
+        if verb not in _VERBS:
             return None
-        command = importlib.import_module(f"edgelink.cli.{cmd_name.replace('-', '_')}").command
+        command = importlib.import_module(f"edgelink.cli.{verb.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_VERBS.items()))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb.ljust(_NAME_WIDTH), text) for verb, text in verbs.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

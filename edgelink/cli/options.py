@@ -21,12 +21,24 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WHOLE = 1000  # characters, more than any first sentence has
+_WHOLE = 1000  # characters, more than any first sentence has; click would cut it
+_MOST_NAMED = 12
 _LONGEST_AGO_S = 10 * 365 * 86400.0  # more than any log holds
 
 
 class Group(click.Group):
-    """Tells the whole first sentence of each of its commands: click cuts it where the terminal's line ends."""
+    """A group that lists each of its commands on one line, and says what a mistyped one may have meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            error = click.NoSuchCommand(name, possibilities=known, ctx=ctx)
+            if not error.possibilities and len(known) <= _MOST_NAMED:
+                error.message += f" There are: {', '.join(known)}."
+            raise error
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}

@@ -10,16 +10,38 @@ from collections.abc import Iterator
 
 import click
 
-from edgelink.cli.main import edgelink
+from edgelink.cli.main import GROUPS, edgelink
 
 _WIDTH = 160
-_HEAD = """# The command line: every command and option
+_HEAD = """# Commands
 
-As `edgelink COMMAND --help` tells it. [Commands](commands.md) is the short form: what is for which machine, and what
-the exit codes mean.
+`edgelink COMMAND --help` says the same on a terminal. What each [exit status](errors.md#exit-status) means, and what
+`--json` [prints](json.md).
 
 This page is generated from the commands (`python -m edgelink.cli.reference`).
 """
+_HOW_TO = {
+    "access": "access",
+    "bootstrap": "second-relay",
+    "completion": "look",
+    "dashboard": "dashboard",
+    "env": "driver-environment",
+    "lab": "lab",
+    "logs": "look",
+    "nodes": "look",
+    "ping": "look",
+    "plan": "plan",
+    "registry": "registry",
+    "report": "report",
+    "revoke": "revoke",
+    "robot": "robots",
+    "rotate-secret": "revoke",
+    "run": "wait-for-nodes",
+    "service": "systemd",
+    "train": "train",
+    "up": "up",
+    "wait": "wait-for-nodes",
+}  # the page below docs/how-to that shows a command at work
 
 
 def commands(group: click.Group = edgelink, words: tuple[str, ...] = ("edgelink",)) -> Iterator[click.Context]:
@@ -36,7 +58,7 @@ def commands(group: click.Group = edgelink, words: tuple[str, ...] = ("edgelink"
 
 def render() -> str:
     """The page."""
-    lines = [_HEAD]
+    lines = [_HEAD, *_overview()]
     for context in commands():
         lines += [f"## {context.info_name}", "", f"`{_usage(context)}`", ""]
         for paragraph in inspect.cleandoc(context.command.help or "").replace("\b\n", "").split("\n\n"):
@@ -48,6 +70,22 @@ def render() -> str:
             lines += [f"| `{_cell(names)}` | {_cell(_plain(meaning))} |" for names, meaning in rows]
             lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _overview() -> Iterator[str]:
+    """A table for each group of `edgelink --help`."""
+    for title, verbs in GROUPS.items():
+        yield from (f"**{title}**", "", "| command | what it does |", "|---|---|")
+        for verb, text in verbs.items():
+            how = f" ([how](../how-to/{_HOW_TO[verb]}.md))" if verb in _HOW_TO else ""
+            yield f"| [`{verb}`](#{_anchor(verb)}) | {_cell(_plain(text))}{how} |"
+        yield ""
+
+
+def _anchor(verb: str) -> str:
+    """The first section of a command: a group has one for each of its own."""
+    first = next(each.info_name or "" for each in commands() if f"{each.info_name} ".startswith(f"edgelink {verb} "))
+    return first.replace(" ", "-")
 
 
 def _usage(context: click.Context) -> str:

@@ -27,7 +27,10 @@ def command() -> None:
 @command.command("list")
 @json_option
 def list_(*, as_json: bool) -> None:
-    """Every node that holds a lease, whether it is there or not; then what rests of nodes that were released."""
+    """List every node that holds a lease, also those that are away.
+
+    Below them: what rests of nodes that were released.
+    """
     answer = ask_registry("GET", "/leases")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -58,7 +61,10 @@ def _lease(node: str) -> str:
 @click.argument("node", type=NodeName())
 @json_option
 def show(*, node: str, as_json: bool) -> None:
-    """All that is known of NODE (hostname or node id), also of one that was released."""
+    """Show all that is known of NODE, also of one that was released.
+
+    NODE is a hostname or node id.
+    """
     known = ask_registry("GET", _lease(node))
     if as_json:
         click.echo(json.dumps(known, indent=2))
@@ -118,11 +124,11 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
 @click.option("--now", is_flag=True, help="free what it held at once: it is off for good, or its disk is wiped")
 @json_option
 def release(*, node: str, now: bool, as_json: bool) -> None:
-    """Take the lease of NODE (hostname or node id) away for good; it is put off the broker.
+    """Take the lease of NODE (hostname or node id) away for good.
 
-    Its hostname, address and rank are given to others only after a rest (`relay.quarantine`, a day by default): a
-    machine that was only away would share them. With --now they are free at once, also those of a node that was
-    released before. NODE itself gets them back when it joins again.
+    NODE is put off the broker. Its hostname, address and rank are given to others only after a rest
+    (`relay.quarantine`, a day by default): a machine that was only away would share them. With --now they are free at
+    once, also those of a node that was released before. NODE itself gets them back when it joins again.
     """
     freed = ask_registry("DELETE", _lease(node), {"now": now})
     if as_json:
@@ -136,7 +142,10 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
 @command.command("check")
 @json_option
 def check(*, as_json: bool) -> None:
-    """Look whether the registry is whole, with or without a daemon; exit status 1 when it is not. Changes nothing."""
+    """Check whether the registry is whole; works without a daemon.
+
+    Changes nothing. Exit status 1: it is not whole.
+    """
     from edgelink.registry.check import check_registry
 
     checked = check_registry(Paths.from_environment())
@@ -162,7 +171,10 @@ def check(*, as_json: bool) -> None:
     help="file to write; - is stdout",
 )
 def export(*, output: Path) -> None:
-    """Write who holds what as JSON: for documentation, or for `import`. No secret is in it."""
+    """Write who holds what as JSON, for `import` or to document it.
+
+    No secret is in it.
+    """
     from edgelink.files import write_named
 
     text = json.dumps(ask_registry("GET", "/registry"), indent=2) + "\n"
@@ -180,11 +192,11 @@ def export(*, output: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="only look whether all of it can be")
 @json_option
 def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:
-    """Make a token for each machine in FILE (- is stdin) that holds no lease yet.
+    """Make a token for each machine in FILE that holds no lease yet.
 
-    FILE is what `export` writes, of this network or another one, or a list made by hand: {"version": 1, "leases":
-    [{"hostname": "franka-1", "role": "edge", "overlay_ip": "10.10.0.11", "preferred_rank": 1, "labels": {}}]}; only
-    the hostname is needed. Each token fixes what its machine is to be. All of them are made, or none.
+    FILE (- is stdin) is what `export` writes, of this network or another one, or a list made by hand: {"version": 1,
+    "leases": [{"hostname": "franka-1", "role": "edge", "overlay_ip": "10.10.0.11", "preferred_rank": 1, "labels":
+    {}}]}; only the hostname is needed. Each token fixes what its machine is to be. All of them are made, or none.
     """
     body = {"file": text_of(file.read(), "FILE"), "ttl_s": ttl_s, "dry_run": dry_run}
     answer = ask_registry("POST", "/registry", body, timeout_s=600.0)
@@ -199,9 +211,10 @@ def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> No
 @command.command("backup")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 def backup(*, file: Path) -> None:
-    """Write the registry, the network's keys and CA to FILE (0600; - is stdout), while the daemon runs.
+    """Write the registry, keys and CA to FILE while the daemon runs.
 
-    Whoever has the file can be this network's registry: keep it as you would keep the relay's state directory.
+    FILE gets mode 0600; - is stdout. Whoever has the file can be this network's registry: keep it as you would keep the
+    relay's state directory.
     """
     from edgelink.clock import SystemClock
     from edgelink.files import write_named
@@ -220,8 +233,9 @@ def backup(*, file: Path) -> None:
 @click.argument("file", type=click.File("rb"))
 @click.option("--replace", is_flag=True, help="also where a registry is: it is set aside, and nothing of it is deleted")
 def restore(*, file: BinaryIO, replace: bool) -> None:
-    """Put the registry of a backup (- reads it from stdin) on this machine, then start `edgelink bootstrap`.
+    """Put the registry of a backup on this machine.
 
+    FILE - is stdin. Start `edgelink bootstrap` afterwards.
     A new machine becomes the relay that the backup was made on; an additional relay of the network stays what it is,
     and gets the registry besides. A machine that holds a registry is refused; with --replace it goes back to the
     backup, while no daemon runs. What the registry has granted since then is not known any more.

@@ -58,9 +58,10 @@ class Answers(NamedTuple):
 @json_option
 @config_option
 def command(*, output: Path | None, since_s: float, is_all: bool, as_json: bool, config_path: Path | None) -> None:
-    """Bundle what this node saw of itself: conditions, flight recorder, logs, versions; secrets are masked.
+    """Collect conditions, flight recorder, logs and versions of this node in one file.
 
-    Works without a daemon, too. Look into the file before you hand it on: it holds hostnames and addresses.
+    Secrets are masked. It works without a daemon, too. Look into the file before you hand it on: it holds hostnames and
+    addresses.
     """
     paths = Paths.from_environment()
     if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):

@@ -14,10 +14,10 @@ from edgelink.cli.options import timeout_option
 @click.option("--force", is_flag=True, help="also under a run, which loses its workers")
 @timeout_option("how long to wait for the new Ray")
 def command(*, node: str | None, everywhere: bool, force: bool, timeout_s: float) -> None:
-    """Replace Ray by a new one: on this node, on the head also on NODE (hostname or node id), or on every node.
+    """Restart Ray: on this node, from the head also on NODE, or on every node.
 
-    The head's Ray is the cluster, so a restart of it restarts every node's. The overlay is not touched. Exit status 75:
-    a run is in progress, or not everybody has a new Ray yet.
+    NODE is a hostname or node id. The head's Ray is the cluster, so a restart of it restarts every node's. The overlay
+    is not touched. Exit status 75: a run is in progress, or not everybody has a new Ray yet.
     """
     from edgelink.api.client import call
     from edgelink.cli.ray_request import ray_request, require_head

@@ -25,14 +25,17 @@ _name_argument = click.argument("name", required=False)
 
 @click.group("robot", cls=Group)
 def command() -> None:
-    """The robots that are attached to this machine, while a training has them."""
+    """Show, stop and resume this machine's robots, which a training commands."""
 
 
 @command.command("status")
 @_name_argument
 @json_option
 def status(*, name: str | None, as_json: bool) -> int:
-    """What each robot does now, and why it does not run; exit status 0: all run."""
+    """Show what each robot does now, and why it does not run.
+
+    Exit status 0: all run.
+    """
     robots = [_look_at(robot) for robot in _robots(name)]
     if as_json:
         click.echo(json.dumps(robots, indent=2))
@@ -53,7 +56,7 @@ def status(*, name: str | None, as_json: bool) -> int:
     help="how long to wait for the robot to confirm that it has stopped",
 )
 def stop(*, name: str | None, timeout_s: float) -> None:
-    """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on.
+    """Bring a robot to its safe stop; only `robot resume` lets it go on.
 
     Exit status 0: it has stopped; 1: it has not confirmed that in time, and may be moving.
     """
@@ -87,7 +90,7 @@ def resume(*, name: str | None) -> int:
 @click.option("--task", default="", help="what the robot was to do, in words")
 @click.option("--python", default=sys.executable, help="the interpreter that has lerobot")
 def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str) -> None:
-    """Recordings as a dataset of LeRobot's, written by LeRobot's own library."""
+    """Write recordings as a LeRobot dataset, by LeRobot's own library."""
     sources = [str(path.absolute()) for path in recordings]
     _become(python, "robot-export", str(target.absolute()), task, *sources)
 
@@ -106,7 +109,7 @@ def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str
 def replay(
     *, source: Path, settings: tuple[str, ...], episode: int, config: Path | None, python: str, as_json: bool
 ) -> None:
-    """Command a robot of this machine once more as it was in an episode of a recording or a LeRobot dataset.
+    """Command a robot again as in an episode of a recording or dataset.
 
     Limits and deadman are as in a training: of robot.*, control.* and deadman.*; robot.type, where it is another one
     than SOURCE says. Ends with a safe stop. Exit status 0: all of the episode was commanded.

@@ -22,7 +22,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="show each step, with th
 
 @click.group("service", cls=Group)
 def command() -> None:
-    """EdgeLink as a service of systemd: started at boot, restarted when it fails."""
+    """Run EdgeLink as a service of systemd: from boot on, restarted when it fails."""
 
 
 @command.command("install")
@@ -35,7 +35,7 @@ def command() -> None:
 def install(
     *, role: str | None, now: bool, timeout_s: float, force: bool, dry_run: bool, config_path: Path | None
 ) -> None:
-    """Write the unit of this machine's daemon and have it started at boot.
+    """Install this machine's daemon as a service that starts at boot.
 
     ROLE is known where this machine is enrolled. Without a running systemd, as when an image is made, the files are
     written all the same. Doing it again changes nothing, but for what a newer EdgeLink writes in another way.
@@ -69,8 +69,9 @@ def install(
 def uninstall(
     *, role: str | None, purge: bool, yes: bool, force: bool, dry_run: bool, config_path: Path | None
 ) -> None:
-    """Stop this machine's daemon, Ray and EasyTier, and remove all that `service install` has written.
+    """Stop this machine's daemon and remove its service.
 
+    Ray and EasyTier end, too, and all that `service install` wrote is removed.
     The state in /var/lib/edgelink stays, and with it the machine's place in the network, unless --purge is given.
     Configuration and drop-ins stay in any case. Refused (75) while a run is in progress.
     """
@@ -83,7 +84,7 @@ def uninstall(
 @json_option
 @config_option
 def status(*, as_json: bool, config_path: Path | None) -> int:
-    """What systemd has of EdgeLink's units, and whether their files are as this EdgeLink would write them.
+    """Show the state of EdgeLink's units and of their files.
 
     Exit status 0: installed and active; 1: not. Whether the node is Ready is told by `edgelink status`.
     """
@@ -100,8 +101,9 @@ def status(*, as_json: bool, config_path: Path | None) -> int:
 @command.command("check")
 @config_option
 def check(*, config_path: Path | None) -> None:
-    """Whether a daemon can use the configuration as it is now: 0, or 78 with each mistake by its key.
+    """Check whether a daemon can use the configuration as it is now.
 
+    Exit status 78: it cannot; each mistake is told by its key.
     Also whether users and programs that it names are on this machine, and addresses in its network. `systemctl
     reload` does this first: a daemon that runs is not replaced by one that could not.
     """

@@ -14,9 +14,10 @@ from edgelink.cli.options import config_option, timeout_option
 @timeout_option("how long to wait until everything is gone")
 @config_option
 def command(*, everywhere: bool, timeout_s: float, config_path: Path | None) -> int | None:
-    """End this node's daemon, its Ray and its EasyTier, in this order, and nothing else on the machine.
+    """Stop this node's daemon, its Ray and its EasyTier, in this order.
 
-    Also what a killed daemon left behind. Exit status 75: something was still there at the deadline.
+    Also what a killed daemon left behind, and nothing else on the machine. Exit status 75: something was still there at
+    the deadline.
     """
     if everywhere:
         return _stop_everywhere(timeout_s)

@@ -46,7 +46,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
 @command.command("list")
 @json_option
 def show(*, as_json: bool) -> None:
-    """The tokens that were made: never their secrets."""
+    """List the tokens that were made, without their secrets."""
     tokens = ask_registry("GET", "/tokens")["tokens"]
     if as_json:
         click.echo(json.dumps(tokens, indent=2))
@@ -61,6 +61,6 @@ def show(*, as_json: bool) -> None:
 @command.command("revoke")
 @click.argument("token_id")
 def revoke(*, token_id: str) -> None:
-    """Make a token useless at once; machines that joined with it stay."""
+    """Make a token useless; machines that joined with it stay."""
     ask_registry("DELETE", f"/tokens/{quote(token_id, safe='')}")
     click.echo(f"token {token_id} revoked")
