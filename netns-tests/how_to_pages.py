@@ -93,6 +93,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "registry": {
         "edgelink registry release": "test_enrolment.py::test_a_lease_is_freed_by_the_operator_only",
+        "edgelink token create --hostname": "test_cli_registry.py::test_a_lost_token_is_asked_for_again",
         "edgelink token create --replaces": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
         "edgelink join": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
         "edgelink registry set": "test_leases.py::test_a_lease_is_changed_on_a_running_node",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import time
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -17,6 +19,7 @@ from structlog.testing import capture_logs
 from test_registry_service_enrol import FakeBroker
 
 from edgelink.api.server import LocalApi, only_one
+from edgelink.cli import token
 from edgelink.cli.main import edgelink
 from edgelink.conditions import Conditions, Status
 from edgelink.config import Paths
@@ -185,6 +188,46 @@ async def test_a_node_that_is_there_keeps_its_lease(relay: Relay) -> None:
     forced = await relay.json("token", "create", "--replaces", "edge-1", "--force", "--json")
     assert (forced["replaces"], forced["hostname"], forced["ip"]) == (lease.node_id, "edge-1", "10.10.0.2")
     assert relay.store.find_lease("edge-1") == lease
+
+
+async def test_a_pipe_gets_the_token_alone(relay: Relay) -> None:
+    """`edgelink token create | edgelink join -` relies on it."""
+    made = await relay.call("token", "create", "--hostname", "robot")
+    assert Token.parse(made.stdout.removesuffix("\n")).token_id == relay.authority.tokens()[0].token_id
+
+
+async def test_a_lost_token_is_asked_for_again(relay: Relay) -> None:
+    lost = await relay.json("token", "create", "--hostname", "robot", "--rank", "7", "--json")
+    refused = await relay.refusal("token", "create", "--hostname", "robot")
+    assert "--reissue" in refused.hint
+    made = await relay.json("token", "create", "--hostname", "robot", "--reissue", "--json")
+    assert (made["rank"], made["token"] != lost["token"]) == (7, True)
+
+
+@pytest.mark.parametrize(("options", "is_warned"), [([], True), (["--replaces", "cloud"], False)])
+async def test_who_makes_a_token_for_a_second_head_is_told(relay: Relay, options: list[str], is_warned: bool) -> None:
+    relay.world.join("cloud", Role.HEAD)
+    made = await relay.call("token", "create", "--role", "head", *options)
+    assert ("edgelink: cloud is " in made.stderr) is is_warned
+
+
+@pytest.mark.parametrize(("role", "words"), [("edge", ["up"]), ("relay", ["up", "--relay"])])
+def test_a_person_gets_the_whole_command(role: str, words: list[str]) -> None:
+    line = token.command_to_paste({"role": role, "token": "elt1_x"})
+    assert shlex.split(line) == ["sudo", "edgelink", *words, "elt1_x"]
+
+
+def test_how_long_a_token_is_good_is_told_by_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        made = {"created_at": "2026-01-01T00:00:00+00:00", "expires_at": "2026-01-01T01:30:00+00:00"}
+        told = token.validity({**made, "hostname": None, "uses": 1, "role": "edge"})
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "90 min" in told
+    assert "02:30" in told
 
 
 async def test_export_holds_everything_but_secrets(relay: Relay) -> None:

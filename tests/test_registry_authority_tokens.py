@@ -75,6 +75,28 @@ def test_two_tokens_do_not_promise_the_same(world: World, options: dict[str, Any
     world.token(**options)
 
 
+@pytest.mark.parametrize("named", [{"hostname": "cloud"}, {"ip": IPv4Address("10.10.0.9")}])
+def test_a_lost_token_is_made_again_in_one_step(world: World, named: dict[str, Any]) -> None:
+    """Whatever else the operator does not repeat: the new one is for what the lost one was for, which opens nothing."""
+    lost = world.token(role=Role.HEAD, hostname="cloud", ip=IPv4Address("10.10.0.9"), labels={"site": "lab"})
+    new = world.token(**named, reissue=True)
+    states = {each.token_id: each.state(world.clock.now()) for each in world.authority.tokens()}
+    assert states == {lost.token_id: "revoked", new.token_id: "live"}
+    lease = world.lease(world.enrol(NodeKey.generate(), new, "anything", role=Role.HEAD))
+    assert (lease.role, lease.hostname, lease.labels) == (Role.HEAD, "cloud", {"site": "lab"})
+
+
+@pytest.mark.parametrize("options", [{}, {"hostname": "nobody"}, {"hostname": "a", "rank": 9}])
+def test_only_a_token_that_is_one_is_made_again(world: World, options: dict[str, Any]) -> None:
+    """Nothing named, none, or two: nothing is changed."""
+    world.token(hostname="a")
+    world.token(rank=9)
+    with pytest.raises(RegistryError) as caught:
+        world.token(**options, reissue=True)
+    assert caught.value.condition_reason == "TokenUnknown"
+    assert [each.state(world.clock.now()) for each in world.authority.tokens()] == ["live", "live"]
+
+
 def test_a_token_for_a_leased_hostname_is_refused(world: World) -> None:
     """Nobody but its holder could join with it, and that one may use any token: the operator meant another machine.
 

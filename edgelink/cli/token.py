@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +12,7 @@ import click
 
 from edgelink.cli.options import Duration, Group, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
+from edgelink.duration import in_words
 
 
 @click.group("token", cls=Group)
@@ -27,20 +30,50 @@ def command() -> None:
 @click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
 @click.option("--replaces", metavar="NODE", help="the machine takes the place of NODE: all of its lease, for good")
 @click.option("--force", is_flag=True, help="also where NODE is online")
+@click.option("--reissue", is_flag=True, help="in place of a lost token for the same hostname, IP or rank")
 @json_option
 def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
-    """Make a token; it is printed on stdout, once.
+    """Make a token, which is shown once, and the command to paste.
+
+    Where stdout is no terminal, the token alone is written there.
 
     With --replaces a machine that was re-imaged, or that is put in another one's place, gets the hostname, address,
     rank and labels of NODE. NODE's old key is put out of the network at that moment, for good.
+
+    With --reissue, and --hostname, --ip or --rank of a token that was lost before it was used: that one becomes
+    useless, and the new one is for all that it was for.
     """
     answer = ask_registry("POST", "/tokens", {**asked, "labels": dict(labels)})
+    if answer["role"] == "head" and answer["replaces"] is None:
+        _warn_of_head()
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
-    click.echo(answer["token"])
-    verb = "bootstrap --join" if answer["role"] == "relay" else "join"
-    click.echo(f"on the new machine:  edgelink {verb} <token>   (until {answer['expires_at']})", err=True)
+    click.echo(validity(answer), err=True)
+    click.echo(f"on that machine:\n\n{command_to_paste(answer)}\n" if sys.stdout.isatty() else answer["token"])
+
+
+def validity(token: dict[str, Any]) -> str:
+    """For whom and until when, by this machine's time zone."""
+    until = datetime.fromisoformat(token["expires_at"])
+    left_s = (until - datetime.fromisoformat(token["created_at"])).total_seconds()
+    who = token["hostname"] or ("one machine" if token["uses"] == 1 else f"{token['uses']} machines")
+    return f"for {who} ({token['role']}), for {in_words(left_s)}, until {until.astimezone():%Y-%m-%d %H:%M}"
+
+
+def command_to_paste(token: dict[str, Any]) -> str:
+    """The whole command for the machine that is to join."""
+    return f"sudo edgelink up {'--relay ' if token['role'] == 'relay' else ''}{token['token']}"
+
+
+def _warn_of_head() -> None:
+    leases = ask_registry("GET", "/leases")["leases"]
+    if (head := next((lease["hostname"] for lease in leases if lease["role"] == "head"), None)) is not None:
+        click.echo(
+            f"edgelink: {head} is this network's head already: no other machine can join with this token; "
+            f"`edgelink token create --replaces {head}` is for one that takes its place",
+            err=True,
+        )
 
 
 @command.command("list")

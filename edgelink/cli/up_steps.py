@@ -18,6 +18,7 @@ from edgelink.cli import daemon, service_steps
 from edgelink.cli.join import described
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.relay_request import ask_registry
+from edgelink.cli.token import command_to_paste
 from edgelink.cli.up_plan import (
     Present,
     Road,
@@ -278,5 +279,5 @@ def _invite() -> None:
     invited = (() if has_head else (("head", "the head, the machine with the GPUs"),)) + (("edge", "a robot"),)
     for role, who in invited:
         answer = ask_registry("POST", "/tokens", {"role": role, "ttl_s": _INVITED_S, "uses": 1})
-        click.echo(f"\nnext, on {who}, within the hour:\n\nsudo edgelink up {answer['token']}")
+        click.echo(f"\nnext, on {who}, within the hour:\n\n{command_to_paste(answer)}")
     click.echo("\nfor each further machine: `edgelink token create --role edge`")

@@ -36,7 +36,8 @@ class TokenRequest:
     """A token to make. What it fixes (``hostname``, ``ip``, ``rank``) the machine that uses it gets, or nothing.
 
     ``replaces``: the node (hostname or node_id) whose place the machine takes, with all of its lease; that node's key
-    is put out of the network.
+    is put out of the network. ``reissue``: for what a lost token promises, which becomes useless; what else that one
+    was for counts, not what is asked for here.
     """
 
     role: Role
@@ -47,6 +48,7 @@ class TokenRequest:
     rank: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     replaces: str | None = None
+    reissue: bool = False
 
 
 class TokenIssuer:
@@ -63,10 +65,22 @@ class TokenIssuer:
 
         Raises:
             ConfigError: it could never be used as asked. LeaseConflictError: what it fixes is another node's.
+            RegistryError: the node that it replaces, or the token that it is in place of, is not known.
         """
         self._check_request(request)
         if request.replaces is not None:
             request = self._in_its_place(request, request.replaces)
+        lost = self._lost_token(request) if request.reissue else None
+        if lost is not None:
+            request = replace(
+                request,
+                role=lost.role,
+                hostname=lost.hostname,
+                ip=lost.overlay_ip,
+                rank=lost.rank,
+                labels={**lost.labels, **request.labels},
+                replaces=lost.replaces,
+            )
         _check_labels(request.labels)
         now = self._clock.now()
         token = Token(
@@ -93,6 +107,8 @@ class TokenIssuer:
             replaces=request.replaces,
         )
         with self._store.transaction():
+            if lost is not None:
+                self._store.tokens.revoke(lost.token_id)
             self._check_fixed(record, claims or self.claims())
             self._store.tokens.add(record)
         return token
@@ -101,6 +117,28 @@ class TokenIssuer:
         """Here first; then at the other relays, because a token made now is good after the registry's move, too."""
         others = (relay.broker_addresses for relay in self._store.relay_addresses().values())
         return tuple(dict.fromkeys((*self._addresses, *chain.from_iterable(others))))
+
+    def _lost_token(self, request: TokenRequest) -> TokenRecord:
+        """Return the one live token that promises what ``request`` fixes."""
+        fixed = {request.hostname, request.ip, request.rank} - {None}
+        promising = [
+            each.token_id
+            for each in self._store.tokens.promises()
+            if fixed & {each.hostname, each.overlay_ip, each.rank}
+        ]
+        token = self._store.tokens.get(promising[0]) if len(promising) == 1 else None
+        if token is None:
+            what = (
+                f"several unused tokens promise it: {', '.join(promising)}"
+                if promising
+                else "no unused token promises it"
+            )
+            raise RegistryError(
+                f"there is not one token to make again: {what}",
+                hint="name what the lost token promises: --hostname, --ip or --rank, as `edgelink token list` shows",
+                reason="TokenUnknown",
+            )
+        return token
 
     def _in_its_place(self, request: TokenRequest, node: str) -> TokenRequest:
         """Fixed to what the node holds, or held until it was released; ``replaces`` becomes its node_id."""
@@ -212,7 +250,8 @@ class TokenIssuer:
             if isinstance(claim, Reservation):
                 raise LeaseConflictError(
                     f"{what} is promised by the token {claim.token_id}",
-                    hint=f"revoke that one first: `edgelink token revoke {claim.token_id}`",
+                    hint=f"if that one was lost: --reissue makes it useless, and a new one in its place; "
+                    f"`edgelink token revoke {claim.token_id}` takes the promise away",
                 )
             if claim is not None and claim.node_id != token.replaces:
                 raise at_rest(what, claim)

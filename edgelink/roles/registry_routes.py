@@ -95,6 +95,7 @@ class RegistryRoutes:
             rank=body.get("rank"),
             labels=body.get("labels") or {},
             replaces=body.get("replaces"),
+            reissue=bool(body.get("reissue")),
         )
         if request.replaces is not None:
             self._refuse_in_use(request.replaces, force=bool(body.get("force")))
