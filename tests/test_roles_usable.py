@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from registry_world import World
 from structlog.testing import capture_logs
 
-from edgelink.cli import service
+from edgelink.cli.main import edgelink
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.process import systemd_launcher
+from edgelink.ray_cluster.interpreter import Interpreter, RayUser
+from edgelink.ray_cluster.pythons import NOBODY_UID
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import put_membership
 from edgelink.registry.payloads import RelayAddresses, Role
@@ -146,16 +150,64 @@ def test_a_damaged_membership_is_no_mistake_of_the_configuration(paths: Paths) -
     assert mistakes(paths, ray=NOBODYS) == ""
 
 
-def test_service_check_looks_at_the_machine_too(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a reload does."""
+@pytest.fixture
+def file(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of this machine."""
     monkeypatch.setenv("EDGELINK_STATE_DIR", str(paths.state))
     monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(paths.runtime))
-    file = tmp_path / "edgelink.yaml"
+    monkeypatch.setenv("EDGELINK_CONFIG", str(tmp_path / "edgelink.yaml"))
+    return tmp_path / "edgelink.yaml"
+
+
+@pytest.mark.parametrize("words", [["config", "check"], ["service", "check"]])
+def test_a_check_looks_at_the_machine_too(file: Path, words: list[str]) -> None:
+    """As a reload does."""
     for text, is_usable in (("ray: {port: 7000}\n", True), ("ray: {user: no-such-user}\n", False)):
         file.write_text(text)
-        result = CliRunner().invoke(service.command, ["check", "--config", str(file)])
+        result = CliRunner().invoke(edgelink, words)
         assert (result.exception is None) is is_usable
         assert is_usable or isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("ray", "reason"), [('"2.60.0"', None), ("null", "DependencyMissing"), ('"2.9.0"', "RayTooOld")]
+)
+def test_a_check_asks_the_interpreter_for_ray(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str, reason: str | None
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4321)  # asked as ourselves
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '[\"3.11.7\", {ray}, false, [], {{}}]'\n")
+    python.chmod(0o755)
+    file.write_text(f"ray: {{python: {python}}}\n")
+    error = CliRunner().invoke(edgelink, ["config", "check"]).exception
+    assert (error.condition_reason if isinstance(error, EdgelinkError) else error) == reason
+
+
+def test_a_check_asks_no_interpreter_as_root(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Ray is to run as root."""
+    asked: list[RayUser] = []
+
+    async def inspect(python: Path, *, asker: RayUser) -> Interpreter:
+        asked.append(asker)
+        return Interpreter(python, "3.11.7", "2.60.0", 0)
+
+    monkeypatch.setattr("edgelink.ray_cluster.interpreter.inspect_interpreter", inspect)
+    file.write_text("ray: {python: /bin/sh, user: root, allow_root: true}\n")
+    assert CliRunner().invoke(edgelink, ["config", "check"]).exit_code == 0
+    assert [asker.uid for asker in asked] == [NOBODY_UID]
+
+
+def test_what_is_in_effect_is_shown_without_secrets(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File, variables and defaults; as YAML that may be a file again, and as JSON."""
+    monkeypatch.setenv("EDGELINK_RAY__PORT", "7001")
+    file.write_text("ray: {port: 7000, environment: {WANDB_API_KEY: 0123456789abcdef}}\n")
+    told = [CliRunner().invoke(edgelink, ["config", "show", *options]).stdout for options in ([], ["--json"])]
+    assert "0123456789abcdef" not in "".join(told)
+    shown, as_json = yaml.safe_load(told[0]), json.loads(told[1])
+    assert shown == as_json
+    assert (shown["ray"]["port"], shown["overlay"]["device"]) == (7001, Config().overlay.device)
+    assert Config.model_validate(shown).ray.port == 7001
 
 
 @pytest.mark.parametrize(("overlay_ip", "is_told"), [(None, False), ("10.10.0.1", False), ("10.10.0.7", True)])

@@ -27,6 +27,7 @@ GROUPS = {
         "join": "enrol this machine with a token, without a service",
         "leave": "remove this machine from its network",
         "token": "make and revoke the tokens that machines join with (relay)",
+        "config": "check the configuration file, show what is in effect",
         "service": "install, remove and inspect the systemd service",
         "lab": "try all of it on one machine, in network namespaces",
         "completion": "print the completion script for bash, zsh or fish",

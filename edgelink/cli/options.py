@@ -43,7 +43,8 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(_WHOLE)) for name, one in commands.items() if one])
+            listed = [(name, one) for name, one in commands.items() if one and not one.hidden]
+            formatter.write_dl([(name, one.get_short_help_str(_WHOLE)) for name, one in listed])
 
 
 class Duration(click.ParamType[float]):

@@ -98,20 +98,16 @@ def status(*, as_json: bool, config_path: Path | None) -> int:
     return ExitCode.OK if seen.is_well else ExitCode.FAILED
 
 
-@command.command("check")
+@command.command("check", hidden=True)
 @config_option
 def check(*, config_path: Path | None) -> None:
-    """Check whether a daemon can use the configuration as it is now.
+    """Check whether a daemon can use the configuration: `config check` of the unit's ExecReload.
 
-    Exit status 78: it cannot; each mistake is told by its key.
-    Also whether users and programs that it names are on this machine, and addresses in its network. `systemctl
-    reload` does this first: a daemon that runs is not replaced by one that could not.
+    A daemon that runs is not replaced by one that could not start. Ray is not asked for: reloading is to be quick.
     """
-    from edgelink.config import Paths, load_config
-    from edgelink.process.service_manager import ServiceManager
-    from edgelink.roles.usable import require_usable
+    from edgelink.cli.config import usable
 
-    require_usable(load_config(config_path), Paths.from_environment(), ServiceManager.of_this_process())
+    usable(config_path)
 
 
 _FILES = {

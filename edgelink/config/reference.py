@@ -16,7 +16,8 @@ _HEAD = """# Configuration
 a file works. Unknown keys are errors, and so is a key that stands twice in one section. Each key is also an
 environment variable, with two underscores between its parts: `EDGELINK_RAY__PORT=6380` is `ray.port`; a variable wins
 over the file. A text is taken as it is typed there (`EDGELINK_RAY__USER=0123`), everything else is YAML
-(`EDGELINK_RELAY__ADVERTISE='[203.0.113.10]'`).
+(`EDGELINK_RELAY__ADVERTISE='[203.0.113.10]'`). `edgelink config check` tells whether a daemon of this machine can use
+it, and `edgelink config show` what is in effect.
 
 State lies in `/var/lib/edgelink` (`EDGELINK_STATE_DIR`), what does not survive a reboot in `/run/edgelink`
 (`EDGELINK_RUNTIME_DIR`).

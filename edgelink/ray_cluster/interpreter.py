@@ -194,7 +194,7 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
                 f"ray.python {python}: we may not look there, as root may not on some file servers",
                 hint="name the user whose it is in ray.user",
             ) from error
-        who = asker.name if asker else "its owner"
+        who = f"the user {asker.name}" if asker else "its owner"
         raise ConfigError(
             f"ray.python {python}: cannot be run as {who}: {error.strerror or error}",
             hint=f"name an interpreter that {who} may run, or another user in ray.user",
