@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -25,6 +26,18 @@ def test_commands_that_people_are_told_to_run_exist(place: str) -> None:
     for file in files:
         told = set(re.findall(r"`(?:sudo )?edgelink ([a-z][a-z-]*)", file.read_text()))
         assert told <= verbs, file
+
+
+def test_no_message_names_a_file_of_the_documentation() -> None:
+    """It is not on a machine where EdgeLink is installed."""
+    named = []
+    for file in (_ROOT / "edgelink").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        owners = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+        docs = {id(node.body[0].value) for node in owners if node.body and isinstance(node.body[0], ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        named += [(file.name, text.value) for text in texts if "docs/" in text.value and id(text) not in docs]
+    assert named == []
 
 
 _NAMED = re.compile(r"\btest_\w+")

@@ -26,7 +26,7 @@ def test_whole_configuration_and_bare_section_read_the_same(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not valid YAML"),
+        ("a: [", "line 1 opens a bracket"),
         ("- 1\n", "no cluster section"),
         ("runner: {}\n", "no cluster section"),
         ("cluster: 3\n", "no cluster section"),
@@ -51,29 +51,29 @@ def doubled(levels: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line"),
     [
-        (doubled(9), "found too many values"),
-        ("x: &x [*x]\n", "found an alias of what it is part of"),
-        ("component_placement: &c {actor: *c}\n", "found an alias of what it is part of"),
-        ("x: " + "[" * 600 + "]" * 600 + "\n", "nested too deeply"),
-        ("x: !!int abc\n", "invalid literal for int"),
-        ("x: !!int ''\n", "index out of range"),
-        ("x: !!bool maybe\n", "maybe"),
-        ("x: 0x_\n", "invalid literal for int"),
-        ("x: 0b_\n", "invalid literal for int"),
-        (f"x: {'9' * 5000}\n", "Exceeds the limit"),
-        (f"x: 0x{'f' * 5000}\n", "Exceeds the limit"),
-        ("x: !!timestamp 2024-99-99\n", "month must be in"),
-        ("x: !!timestamp soon\n", "no attribute"),
+        (doubled(9), 9),
+        ("x: &x [*x]\n", 3),
+        ("component_placement: &c {actor: *c}\n", 2),
+        ("x: " + "[" * 600 + "]" * 600 + "\n", 1),
+        ("x: !!int abc\n", 3),
+        ("x: !!int ''\n", 3),
+        ("x: !!bool maybe\n", 3),
+        ("x: 0x_\n", 3),
+        ("x: 0b_\n", 3),
+        (f"x: {'9' * 5000}\n", 3),
+        (f"x: 0x{'f' * 5000}\n", 3),
+        ("x: !!timestamp 2024-99-99\n", 3),
+        ("x: !!timestamp soon\n", 3),
     ],
 )
-def test_a_file_that_no_reader_can_hold_is_refused_as_no_yaml(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_no_reader_can_hold_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
     """Neither endless nor a traceback."""
     path = tmp_path / "cluster.yaml"
     path.write_text(SECTION + text if text.startswith("x") else f"num_nodes: 1\n{text}")
 
-    with pytest.raises(PlacementError, match=f"is not valid YAML: [\\s\\S]*{message}") as caught:
+    with pytest.raises(PlacementError, match=rf"cluster\.yaml: line {line} ") as caught:
         load_cluster_file(path)
     assert caught.value.hint
 

@@ -67,5 +67,5 @@ def test_what_rlinf_refuses_is_refused_at_the_same_rule(name: str) -> None:
 def test_yaml_is_read_as_omegaconf_reads_it(name: str) -> None:
     """Numbers in base 60, octal ones and floats: RLinf sees what OmegaConf makes of them, and so do we."""
     case = CASES[name]
-    content, _ = parse_yaml(case["cluster_yaml"])
+    content, _, _ = parse_yaml(case["cluster_yaml"])
     assert content == case["cluster"]

@@ -11,7 +11,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(_SHELLS))
 def command(*, shell: str) -> None:
-    """Print the completion script for SHELL; docs/how-to/look.md says where it belongs."""
+    """Print the completion script for SHELL. In bash: source <(edgelink completion bash)"""
     click.echo(script(shell))
 
 

@@ -7,15 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgelink.errors import ConfigError, PlacementError
 from edgelink.placement import InvalidClusterError, Notice
-from edgelink.placement.load import read_yaml, section_of
+from edgelink.placement.load import YamlFile, read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
 _TIMEOUT_S = 60.0
@@ -28,6 +28,16 @@ class ReadCluster:
     section: Mapping[str, Any]
     notices: tuple[Notice, ...]
     content: Any = None
+    source: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)  # of ``source``; empty where the section was composed
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Add file and lines to the problems that are found in the section meanwhile."""
+        try:
+            yield
+        except InvalidClusterError as error:
+            raise error.located(self.source, self.lines) from error
 
 
 def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
@@ -43,29 +53,33 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
     file = read_yaml(path)
     defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
     if not defaults and not overrides and "${" not in file.text:
-        return ReadCluster(section_of(file.content, str(path)), file.notices, file.content)
+        return _as_written(file, path)
     why_not = []
     for candidate in [python] if python else _interpreters():
         composed, problem = _compose(candidate, path, overrides)
         if composed is not None:
-            section = section_of(composed["section"], str(path))
-            return ReadCluster(section, file.notices, composed.get("content"))
+            section = section_of(composed["section"], str(path), {})
+            return ReadCluster(section, file.notices, composed.get("content"), str(path))
         why_not.append(f"{candidate}: {problem}")
     reasons = "; ".join(why_not) or "no interpreter has hydra"
     if overrides:
         raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX)
     try:
-        own = section_of(file.content, str(path))
+        own = _as_written(file, path)
     except PlacementError as error:
         if not defaults and not isinstance(error, InvalidClusterError):
             raise
         raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX) from error
     if not defaults:
-        return ReadCluster(own, file.notices, file.content)
+        return own
     unseen = ", ".join(_names(defaults))
     message = f"what {unseen} bring to the cluster section was not seen ({reasons})"
-    notices = (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX))
-    return ReadCluster(own, notices, file.content)
+    return replace(own, notices=(*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX)))
+
+
+def _as_written(file: YamlFile, path: Path) -> ReadCluster:
+    section = section_of(file.content, str(path), file.lines)
+    return ReadCluster(section, file.notices, file.content, str(path), file.lines)
 
 
 _FIX = "name an interpreter that has hydra with --python, and set the variables that the search path needs"

@@ -305,7 +305,8 @@ def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path 
         say(f"warning: CMD overrides {', '.join(overrides)}, which was not resolved: {error}")
     for notice in read.notices:
         say(f"warning: {notice}")
-    check_before_waiting(read.section)
+    with read.located():
+        check_before_waiting(read.section)
     return read
 
 

@@ -68,9 +68,11 @@ def command(
     try:
         read = read_cluster(file, overrides, python)
         if not live and nodes_file is None:
-            return _check(file, read, as_json=as_json)
+            with read.located():
+                return _check(file, read, as_json=as_json)
         nodes, driver = _live_nodes() if live else _nodes_of(nodes_file)
-        plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
+        with read.located():
+            plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
     except InvalidClusterError as error:
         notices: tuple[Notice, ...] = read.notices if read else ()
         if not as_json:

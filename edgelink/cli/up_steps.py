@@ -50,7 +50,7 @@ from edgelink.service.installation import roles_of
 from edgelink.service.look import main_pid
 
 _INVITED_S = 3600.0
-_HEADER = "# EdgeLink's configuration of this machine. docs/reference/config.md explains every key.\n"
+_HEADER = "# EdgeLink's configuration of this machine. The documentation's page Configuration explains every key.\n"
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from edgelink.config.mistakes import EXPLAINED, describe, key_of
 from edgelink.config.models import Config, firewall_in_full
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError
-from edgelink.strict_yaml import BAD_VALUE, StrictLoader
+from edgelink.strict_yaml import Place, lines_of_keys, parse
+from edgelink.yaml_mistakes import YamlMistakeError, colon_missing, key_without_colon
 
 _ENV_PREFIX = "EDGELINK_"
 _IN_ONE = "set all of them at once: EDGELINK_RAY__ENVIRONMENT='{ROS_DOMAIN_ID: \"7\", MUJOCO_GL: egl}'"
@@ -41,9 +42,9 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
     named = path or (Path(environ["EDGELINK_CONFIG"]) if environ.get("EDGELINK_CONFIG") else None)
     source = named or DEFAULT_CONFIG_FILE
     written = _read_yaml(source, may_be_absent=named is None)
-    values = written or {}
+    values, lines = written or ({}, {})
     variables = _apply_environment(values, environ)
-    return _validated(values, None if written is None else str(source), variables)
+    return _validated(values, None if written is None else str(source), variables, lines)
 
 
 def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -58,21 +59,38 @@ def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     return _validated(values, "command line")
 
 
-def _validated(values: dict[str, Any], source: str | None, variables: Variables | None = None) -> Config:
-    """``values`` as the models have them; ``source`` is where those lie that came from no variable."""
+def _validated(
+    values: dict[str, Any],
+    source: str | None,
+    variables: Variables | None = None,
+    lines: Mapping[Place, int] | None = None,
+) -> Config:
+    """Return ``values`` as the models have them.
+
+    Args:
+        source: where the values come from that no variable set.
+        lines: of ``source``, where it is a file.
+    """
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        mistakes: dict[str, list[str]] = {}
+        mistakes: dict[str, dict[Place, str]] = {}
         for item in error.errors():
-            mistakes.setdefault(_source_of(item["loc"], source, variables or {}), []).append(_describe(item))
-        raise ConfigError(
-            "; ".join(f"{where}: {'; '.join(told)}" for where, told in mistakes.items()),
-            hint="docs/reference/config.md lists every key",
-        ) from error
+            key = key_of(item["loc"], values)
+            where = _source_of(key, source, variables or {})
+            line = _line_of(key, lines or {}) if where == source else None
+            at = "" if line is None else f"line {line}: "
+            mistakes.setdefault(where, {}).setdefault(key, at + describe(item, key))
+        message = "; ".join(f"{where}: {'; '.join(told.values())}" for where, told in mistakes.items())
+        raise ConfigError(message, hint=EXPLAINED) from error
 
 
-def _source_of(place: tuple[int | str, ...], source: str | None, variables: Variables) -> str:
+def _line_of(key: Place, lines: Mapping[Place, int]) -> int | None:
+    """The line of ``key``, or of what it belongs to."""
+    return next((lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in lines), None)
+
+
+def _source_of(place: Place, source: str | None, variables: Variables) -> str:
     """Where to mend the mistake at ``place``. It may be one of several keys that do not go together."""
     keys = tuple(str(part) for part in place)
     for length in range(len(keys), 0, -1):
@@ -82,8 +100,8 @@ def _source_of(place: tuple[int | str, ...], source: str | None, variables: Vari
     return ", ".join(([] if source is None else [source]) + below)
 
 
-def _read_yaml(path: Path, *, may_be_absent: bool) -> dict[str, Any] | None:
-    """None: there is no such file, and there need be none."""
+def _read_yaml(path: Path, *, may_be_absent: bool) -> tuple[dict[str, Any], dict[Place, int]] | None:
+    """Return what the file says, and the line of each key. None: there is no such file, and there need be none."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -94,26 +112,27 @@ def _read_yaml(path: Path, *, may_be_absent: bool) -> dict[str, Any] | None:
             hint="correct --config or EDGELINK_CONFIG, or let this user read the file",
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text: {error.reason}") from error
-    values = _parsed(text, str(path))
+        raise ConfigError(f"{path}: is not UTF-8 text", hint="save it as UTF-8") from error
+    try:
+        values = parse(text)
+        if isinstance(values, str) and (found := key_without_colon(text.strip())):
+            raise colon_missing(1, *found)
+        lines = lines_of_keys(text)
+    except YamlMistakeError as error:
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
     if values is None:
-        return {}
+        return {}, {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: the top level must be a mapping, not {type(values).__name__}")
-    return {key: value for key, value in values.items() if value is not None}  # a heading with nothing below it
+        raise ConfigError(f"{path}: has no keys", hint=f"begin each line with a key and a colon. {EXPLAINED}")
+    # A heading with nothing below it says nothing.
+    return {key: value for key, value in values.items() if value is not None}, lines
 
 
 def _parsed(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: is not valid YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: is not valid YAML: nested too deeply", hint="nest less") from error
-    except BAD_VALUE as error:
-        raise ConfigError(
-            f"{source}: is not valid YAML: {error}", hint="put a text that looks like a date or a number in quotes"
-        ) from error
+        return parse(text)
+    except YamlMistakeError as error:
+        raise ConfigError(f"{source}: {error}", hint=error.hint) from error
 
 
 def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Variables:
@@ -135,7 +154,7 @@ def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Va
             section[key] = {} if below is None else below
             section = section[key]
             if not isinstance(section, dict):
-                raise ConfigError(f"{name}: {key} is not a section", hint="docs/reference/config.md lists every key")
+                raise ConfigError(f"{name}: {key} is not a section", hint=EXPLAINED)
         section[keys[-1]] = _variable_value(keys, environ[name], name)
         variables[keys] = name
     return variables
@@ -167,15 +186,3 @@ def _is_text(kind: Any) -> bool:
     if origin in (Union, UnionType):
         return all(_is_text(argument) for argument in arguments if argument is not NoneType)
     return kind in (str, Path, IPv4Address, IPv4Network)
-
-
-def _describe(item: Any) -> str:
-    key_path = ".".join(str(part) for part in item["loc"] if part != "[key]") or "(top level)"
-    if item["type"] == "extra_forbidden":
-        return f"{key_path}: unknown key"
-    message = item["msg"].removeprefix("Value error, ")  # pydantic's own words before ours
-    if item["type"] == "value_error" and isinstance(item["input"], dict):
-        return f"{key_path}: {message}"  # of a whole section: it names the keys
-    if item["type"] == "model_type":
-        message = "is a section, whose keys belong below it"
-    return f"{key_path}: {message} (got {item['input']!r})"

@@ -27,9 +27,21 @@ from edgelink.config.overlay_allow import parse_allowed
 from edgelink.config.schemes import OVER_TCP, OVER_UDP
 from edgelink.duration import parse_duration_s
 
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    """Refuse a text that is not as ``pattern`` has it."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"has to be {wanted}")
+        return text
+
+    return AfterValidator(check)
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 # The kernel's limit (IFNAMSIZ is 16 with the terminating NUL); EasyTier passes the name on unchecked.
-DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
+DeviceName = Annotated[str, _matching(r"[A-Za-z0-9_.-]{1,15}", "1 to 15 letters, digits, dots, dashes and _")]
 HOSTNAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _HOSTNAME_LENGTH = 32  # EasyTier cuts what is longer
 
@@ -48,7 +60,7 @@ def hostname_like(os_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:_HOSTNAME_LENGTH].rstrip("-")
 
 
-Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
+Hostname = Annotated[str, _matching(HOSTNAME_PATTERN, "1 to 32 of a-z, 0-9 and, inside, dashes")]
 
 
 def _whole_seconds(value: object) -> object:
@@ -141,7 +153,7 @@ def _check_variable(name: str) -> str:
 
 
 Variable = Annotated[str, AfterValidator(_check_variable)]
-VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+VariableValue = Annotated[str, _matching(r"[^\x00]*", "a text without NUL")]
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _DIALLED_HOST = re.compile(rf"(?=.{{1,240}}$){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]{{2,45}}\]")
@@ -183,7 +195,9 @@ AddressRange = Annotated[tuple[IPv4Address, IPv4Address], BeforeValidator(_addre
 class RelayConfig(_Section):
     """``relay:`` what ``edgelink bootstrap`` makes and offers."""
 
-    network_name: str = Field("edgelink", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="EasyTier network name")
+    network_name: Annotated[str, _matching(r"[A-Za-z0-9_.-]{1,64}", "1 to 64 letters, digits, dots, dashes and _")] = (
+        Field("edgelink", description="EasyTier network name")
+    )
     cidr: IPv4Network = Field(IPv4Network("10.10.0.0/24"), description="overlay network; /16 to /28")
     overlay_ip: IPv4Address | None = Field(
         None, description="the relay's own overlay IP; default: the first host (existing overlay: what its device has)"
@@ -406,7 +420,7 @@ class RobotConfig(_Section):
 class DriverConfig(_Section):
     """``driver:`` the training program that `run` and `head -- CMD` start (on the head)."""
 
-    pass_env: tuple[Annotated[str, Field(pattern=r"^[^=\s]+$")], ...] = Field(
+    pass_env: tuple[Annotated[str, _matching(r"[^=\s]+", "a variable's name without its value")], ...] = Field(
         (),
         description="variables of the caller's environment that reach it beside those that do anyway; names or "
         "patterns such as `AWS_*`",

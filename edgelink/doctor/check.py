@@ -59,7 +59,11 @@ def skipped(why: str) -> Finding:
 
 def refused(error: EdgelinkError) -> Finding:
     """``error`` as a finding: it has both the message and what to do."""
-    return Finding(Verdict.FAILED, error.message, remedy=error.hint or "docs/reference/doctor.md")
+    return Finding(
+        Verdict.FAILED,
+        error.message,
+        remedy=error.hint or "the documentation's page on `edgelink doctor` explains each check",
+    )
 
 
 NOT_ROOT = skipped("only root can look; run it with sudo")

@@ -44,7 +44,7 @@ def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
             Verdict.LIMITED,
             f"no answer from {', '.join(f'udp {server}' for server in silent)}: fewer direct paths are found",
             figure=figure,
-            remedy="let UDP to these ports out here, and in at the relay (docs/reference/ports.md)",
+            remedy="let UDP to these ports out here, and in at the relay",
         )
     # More ports than one of an address; another address alone is another way out, to one relay's network.
     if len(found) > len({address for address, _ in found}):

@@ -36,7 +36,7 @@ def firewall_in_place(surroundings: Surroundings) -> Finding:
         verdict,
         "; ".join(condition["message"] for condition in open_ones),
         figure=", ".join(condition["reason"] for condition in open_ones),
-        remedy="docs/reference/ports.md says what is closed, how, and what each of these means",
+        remedy="the documentation's page Ports and firewall explains each of these",
     )
 
 

@@ -124,7 +124,7 @@ def foreign_easytier(surroundings: Surroundings) -> Finding:
     if foreign and surroundings.config.overlay.kind == "easytier":
         return limited(
             f"an EasyTier that EdgeLink did not start runs here: {listed(foreign)}",
-            "end it, and what starts it at boot; docs/how-to/take-over-by-hand.md takes its network over",
+            "end it, and what starts it at boot; the documentation tells how to take its network over",
         )
     return ok("only this node's own" if found else "none runs")
 

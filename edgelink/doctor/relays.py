@@ -27,7 +27,7 @@ from edgelink.registry.token import Token
 Targets = dict[tuple[str, int], Greeting]
 
 _SLOW_S = 1.0
-_LET_OUT = "let these ports out here, and in at the relay and its provider's firewall (docs/reference/ports.md)"
+_LET_OUT = "let these ports out here, and in at the relay and its provider's firewall"
 _PORTAL = (
     "a captive portal or a proxy that opens connections sits between, or the relay hangs: log in at the portal with a "
     "browser, have the proxy let these ports through unread, see `edgelink status` on the relay"

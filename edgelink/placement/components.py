@@ -82,7 +82,8 @@ def _read_component(
     text = value
     if isinstance(value, Mapping):
         if "placement" not in value:
-            fix = "add placement: next to node_group:"
+            near = get_close_matches("placement", [str(name) for name in value if name != "node_group"], n=1)
+            fix = f"did you mean placement, where it has {near[0]}?" if near else "add placement: next to node_group:"
             findings.add(Stage.COMPONENT, key, dict(value), "placement string missing", "", fix)
             return None
         text = value["placement"]

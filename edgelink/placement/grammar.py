@@ -157,10 +157,12 @@ def _resources(text: str, count: int | None, name: str, value: object) -> range:
         detail = f"{last}, but there is no {name} in the group"
         raise RuleBrokenError(NOTHING_THERE, detail, f"bring a {name}")
     if count is not None and last >= count:
-        fix = f"use ranks that exist, or bring more {name}s"
+        fix = (
+            f"a placement counts the {name}s of its own group from 0: write {span(range(count))}, or bring more {name}s"
+        )
         if isinstance(value, int) and value >= 60:
             fix = _QUOTE
-        detail = f"{last}, but {name} ranks are {span(range(count))}"
+        detail = f"{name} {last} is asked for, but {name} ranks are {span(range(count))}"
         raise RuleBrokenError(OUT_OF_RANGE, detail, fix)
     if count is None and last - first >= _MOST_RESOURCES:
         raise RuleBrokenError("more resources than a cluster can have", f"{text!r}", "write a smaller range")

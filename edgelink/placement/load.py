@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 
 from edgelink.errors import PlacementError
 from edgelink.placement.problems import Findings, InvalidClusterError, Notice, Stage
-from edgelink.strict_yaml import BAD_VALUE, TEXT_TAG, StrictLoader
+from edgelink.strict_yaml import TEXT_TAG, StrictLoader, dotted, lines_below
+from edgelink.yaml_mistakes import YamlMistakeError, key_without_colon, told_plainly
 
 _FLOAT = "tag:yaml.org,2002:float"
 # Floats that OmegaConf reads next to those of YAML 1.1: ``1e3``, ``1.5e3``.
@@ -20,6 +22,7 @@ _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"
 # Where a text is meant and a number or a boolean is easily read.
 _RANKS = re.compile(r"^component_placement\.|\.(placement|node_group|node_ranks|label)$")
 _PLAIN = re.compile(r"^(0|-?[1-9][0-9]*)$")
+_WRITE_SECTION = "write num_nodes and component_placement under cluster:, or at the top level"
 _MOST_NODES = 1_000_000  # of a YAML document, each alias counted as what it stands for
 
 
@@ -51,6 +54,7 @@ class YamlFile:
     text: str
     content: Any
     notices: tuple[Notice, ...]  # values of the cluster section that YAML changed
+    lines: Mapping[str, int]  # of each key of the cluster section
 
 
 def load_cluster_file(path: Path) -> Mapping[str, Any]:
@@ -65,37 +69,30 @@ def load_cluster_file(path: Path) -> Mapping[str, Any]:
 def read_cluster_file(path: Path) -> ClusterFile:
     """``path`` with notices of values that YAML changed. Raises PlacementError, as :func:`load_cluster_file`."""
     file = read_yaml(path)
-    return ClusterFile(section_of(file.content, str(path)), file.notices)
+    return ClusterFile(section_of(file.content, str(path), file.lines), file.notices)
 
 
 def read_yaml(path: Path) -> YamlFile:
     """All of ``path``, which is read once: it may be a pipe. Raises PlacementError: unreadable, or not YAML."""
     try:
         text = path.read_text()
-        content, changed = parse_yaml(text)
+        content, changed, lines = parse_yaml(text)
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
     except UnicodeDecodeError as error:
         raise PlacementError(f"{path}: is not a text file", hint="name a YAML file") from error
-    except yaml.YAMLError as error:
-        raise PlacementError(f"{path}: is not valid YAML: {error}", hint="correct the line that is named") from error
-    except RecursionError as error:
-        raise PlacementError(f"{path}: is not valid YAML: nested too deeply", hint="nest less") from error
-    except BAD_VALUE as error:
-        hint = "correct the value that does not fit its type"
-        raise PlacementError(f"{path}: is not valid YAML: {error}", hint=hint) from error
+    except YamlMistakeError as error:
+        raise PlacementError(f"{path}: {error}", hint=error.hint) from error
     section = "cluster." if isinstance(content, Mapping) and "cluster" in content else ""
-    return YamlFile(text, content, tuple(_changed_values(changed, section)))
+    below = {f"cluster.{key.removeprefix(section)}": line for key, line in lines.items() if key.startswith(section)}
+    return YamlFile(text, content, tuple(_changed_values(changed, section)), below)
 
 
-def section_of(content: Any, source: str) -> Mapping[str, Any]:
+def section_of(content: Any, source: str, lines: Mapping[str, int]) -> Mapping[str, Any]:
     """The cluster section in ``content``. Raises PlacementError: there is none, or it has interpolations."""
     section = content.get("cluster", content) if isinstance(content, Mapping) else content
     if not isinstance(section, Mapping) or not {"num_nodes", "component_placement"} & set(section):
-        raise PlacementError(
-            f"{source}: no cluster section",
-            hint="write num_nodes and component_placement under cluster:, or at the top level",
-        )
+        raise PlacementError(f"{source}: no cluster section", hint=_meant(content, lines) + _WRITE_SECTION)
     findings = Findings()
     for key, value in _strings("cluster", section):
         if "${" in value:
@@ -103,28 +100,41 @@ def section_of(content: Any, source: str) -> Mapping[str, Any]:
             fix = "write the value out; `edgelink plan` resolves it with an interpreter that has omegaconf"
             findings.add(Stage.PARSE, key, value, rule, detail, fix)
     if findings.count:
-        raise InvalidClusterError(findings.problems)
+        raise InvalidClusterError(findings.problems).located(source, lines)
     return section
 
 
-def parse_yaml(text: str) -> tuple[Any, list[tuple[str, str, Any]]]:
-    """The content as OmegaConf reads it, and of each plain scalar that is no plain text: (key path, text, value).
+def _meant(content: Any, lines: Mapping[str, int]) -> str:
+    """Where ``cluster`` or one of its keys is misspelt, or has no colon."""
+    if isinstance(content, str) and (found := key_without_colon(content)):
+        return f"no colon and space after {found[0]}: write `{found[1]}`; "
+    for key in content if isinstance(content, Mapping) else ():
+        if near := get_close_matches(str(key), ("cluster", "num_nodes", "component_placement"), n=1, cutoff=0.7):
+            return f"did you mean {near[0]}, where line {lines.get(f'cluster.{key}')} has {key}? "
+    return ""
+
+
+def parse_yaml(text: str) -> tuple[Any, list[tuple[str, str, Any]], dict[str, int]]:
+    """Read ``text`` as OmegaConf does.
+
+    Returns:
+        The content, of each plain scalar that is no plain text (key path, text, value), and the line of each key.
 
     Raises:
-        yaml.YAMLError: not YAML, a key twice, or aliases without end.
-        ValueError, LookupError, AttributeError, ArithmeticError: a value that does not fit its type.
-        RecursionError: nested too deeply.
+        YamlMistakeError: not YAML, a key twice, aliases without end, or a value that does not fit its type.
     """
-    loader = _OmegaConfLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, []
-        _count_nodes(node, {})
-        content = loader.construct_document(node)
-        return content, list(_plain_scalars(loader, node, ""))
-    finally:
-        loader.dispose()
+    with told_plainly(text):
+        loader = _OmegaConfLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, [], {}
+            _count_nodes(node, {})
+            content = loader.construct_document(node)
+            lines = {dotted(place): line for place, line in lines_below(node).items()}
+            return content, list(_plain_scalars(loader, node, "")), lines
+        finally:
+            loader.dispose()
 
 
 def _count_nodes(node: yaml.Node, counts: dict[int, int | None]) -> int:
@@ -134,7 +144,7 @@ def _count_nodes(node: yaml.Node, counts: dict[int, int | None]) -> int:
         counts: by id of a node, its count; None: it is being counted, so that it holds itself.
 
     Raises:
-        yaml.YAMLError: more than _MOST_NODES, or a node that holds itself.
+        YamlMistakeError: more than _MOST_NODES, or a node that holds itself.
     """
     if isinstance(node, yaml.ScalarNode):
         return 1
@@ -144,8 +154,8 @@ def _count_nodes(node: yaml.Node, counts: dict[int, int | None]) -> int:
         counts[id(node)] = 1 + sum(_count_nodes(item, counts) for pair in pairs for item in pair)
     count = counts[id(node)]
     if count is None or count > _MOST_NODES:
-        problem = "found an alias of what it is part of" if count is None else "found too many values"
-        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+        problem = "begins what has an alias of itself" if count is None else "begins too many values"
+        raise YamlMistakeError(node.start_mark.line + 1, problem, "write the values out, and fewer of them")
     return count
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 from edgelink.errors import PlacementError
 
@@ -34,11 +34,13 @@ class Problem:
     detail: str
     fix: str
     stage: Stage = Stage.PARSE
+    line: int | None = None  # of the cluster file, counted from 1; None: not known, or of no file
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" {_shown(self.value)}"
+        line = "" if self.line is None else f"line {self.line}: "
+        shown = "" if self.value is None else f" {_shown(self.value)}:"
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.key}:{shown}: {self.rule}{detail}"
+        return f"{line}{self.key}:{shown} {self.rule}{detail}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -49,6 +51,7 @@ class Problem:
             "detail": self.detail,
             "fix": self.fix,
             "stage": str(self.stage),
+            "line": self.line,
         }
 
 
@@ -76,6 +79,13 @@ class Notice:
         return {"code": self.code, "key": self.key, "message": self.message, "fix": self.fix}
 
 
+def line_of(key: str, lines: Mapping[str, int]) -> int | None:
+    """The line of ``key``, or of the nearest thing that it is below."""
+    while key and key not in lines:
+        key = key[: max(key.rfind("."), key.rfind("["))] if "." in key or "[" in key else ""
+    return lines.get(key)
+
+
 class RuleBrokenError(Exception):
     """Raised where the key is not known that is read for; turned into a :class:`Problem`."""
 
@@ -92,18 +102,28 @@ class InvalidClusterError(PlacementError):
     ``problems`` holds all that was found; the first is the one with which RLinf would stop, at ``stage``.
     """
 
-    def __init__(self, problems: Sequence[Problem], judged_against: str = "") -> None:
+    def __init__(self, problems: Sequence[Problem], judged_against: str = "", source: str = "") -> None:
         self.problems = tuple(problems)
         self.judged_against = judged_against
         judged = f"; judged against {judged_against}" if judged_against else ""
         if len(problems) == 1:
-            super().__init__(f"{problems[0]}{judged}", hint=problems[0].fix)
+            super().__init__(f"{source}{': ' if source else ''}{problems[0]}{judged}", hint=problems[0].fix)
             return
         lines = [f"\n  - {problem}{'. ' if problem.fix else ''}{problem.fix}" for problem in problems]
         super().__init__(
-            f"{len(problems)} problems in the cluster file{judged}:" + "".join(lines),
+            f"{len(problems)} problems in {source or 'the cluster file'}{judged}:" + "".join(lines),
             hint="correct each as its line says; `edgelink plan FILE` judges the file again without starting anything",
         )
+
+    def located(self, source: str, lines: Mapping[str, int]) -> Self:
+        """The same error with file and lines.
+
+        Args:
+            source: the cluster file.
+            lines: by key. A key that is not in the file has the line of what it belongs to.
+        """
+        problems = [replace(problem, line=line_of(problem.key, lines)) for problem in self.problems]
+        return type(self)(problems, self.judged_against, source)
 
     @property
     def stage(self) -> str:

@@ -77,7 +77,7 @@ def plan(
 
 def check_without_nodes(section: ClusterSection, findings: Findings) -> None:
     """Of the components, what is wrong whatever the nodes turn out to have."""
-    labels = frozenset({"cluster", "node", *(group.label for group in section.groups)})
+    labels = frozenset({"cluster", "node", *(group.label for group in section.groups)}) | section.unread
     groups = {}
     if section.num_nodes is not None and section.num_nodes <= _EXPANDED_NODES:
         every = [Node(rank, "") for rank in range(section.num_nodes)]

@@ -66,6 +66,7 @@ class ClusterSection:
     has_groups: bool  # ``node_groups`` is there, even if it is empty
     profiling: Profiling | None
     component_placement: Any
+    unread: frozenset[str] = frozenset()  # labels, perhaps, of entries of ``node_groups`` that cannot be read
 
     def group_of(self, label: str) -> GroupSection | None:
         """The first group with this label."""
@@ -79,15 +80,20 @@ def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSecti
             Stage.PARSE, "cluster", cluster, "cluster not a mapping", "", "write num_nodes: and the rest below it"
         )
         cluster = {}
+    misspelt = _misspelt(cluster, ("num_nodes", "component_placement"), _CLUSTER_FIELDS)
     for name in ("num_nodes", "component_placement"):
-        if name not in cluster or cluster[name] == "???":
+        if name in misspelt.values():
+            written = next(key for key, meant in misspelt.items() if meant == name)
+            detail, fix = f"cluster.{name} is missing", f"did you mean {name}?"
+            findings.add(Stage.PARSE, f"cluster.{written}", None, "cluster field unknown", detail, fix)
+        elif name not in cluster or cluster[name] == "???":
             fix = _NUM_NODES_FIX if name == "num_nodes" else "add component_placement with one entry a component"
             findings.add(Stage.PARSE, f"cluster.{name}", None, "cluster field missing", "", fix)
     for name in ("node_groups", "profiling"):
         _refuse_missing(cluster.get(name), f"cluster.{name}", Stage.PARSE, findings)
     _refuse_missing(cluster.get("component_placement"), "cluster.component_placement", Stage.COMPONENT, findings)
     for name in cluster:
-        if name not in _CLUSTER_FIELDS:
+        if name not in _CLUSTER_FIELDS and name not in misspelt:
             _note_unknown_key(str(name), findings)
     profiling = read_profiling(cluster.get("profiling"), findings)
     raw_groups = cluster.get("node_groups")
@@ -100,7 +106,23 @@ def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSecti
     if available is not None:
         _check_robots(groups, findings)
     _check_num_nodes(cluster, findings, has_groups=bool(shaped))
-    return ClusterSection(num_nodes, groups, raw_groups is not None, profiling, cluster.get("component_placement"))
+    placement = cluster.get("component_placement", {})  # one that is missing was told above
+    unread = _values_of_unread(raw_groups, [raw for _, raw in shaped])
+    return ClusterSection(num_nodes, groups, raw_groups is not None, profiling, placement, unread)
+
+
+def _values_of_unread(raw_groups: Any, shaped: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The values of entries that are not in ``shaped``: one is the label, under a key that is misspelt, say."""
+    entries = raw_groups if isinstance(raw_groups, list) else []
+    unread = [entry for entry in entries if isinstance(entry, Mapping) and not any(entry is one for one in shaped)]
+    return frozenset(str(value) for entry in unread for value in entry.values())
+
+
+def _misspelt(raw: Mapping[str, Any], needed: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """By a key that is not known, the field that is missing and that it is most like."""
+    missing = [name for name in needed if name not in raw]
+    near = {str(name): get_close_matches(str(name), missing, n=1, cutoff=0.7) for name in raw if name not in known}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def _refuse_missing(value: Any, key: str, stage: Stage, findings: Findings) -> None:
@@ -150,8 +172,9 @@ def _has_fields(
     raw: Mapping[str, Any], key: str, what: str, needed: Sequence[str], known: Sequence[str], findings: Findings
 ) -> bool:
     before = findings.count
+    misspelt = _misspelt(raw, needed, known).values()
     for name in needed:
-        if name not in raw:
+        if name not in raw and name not in misspelt:
             findings.add(Stage.PARSE, f"{key}.{name}", None, f"{what} field missing", "", f"add {name}:")
     for name in raw:
         if name not in known:

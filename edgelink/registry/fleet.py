@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -9,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from edgelink.config.mistakes import describe, key_of
 from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError
 from edgelink.registry.allocator import Claims
@@ -61,13 +63,20 @@ def read_fleet(text: str | bytes) -> Fleet:
     try:
         return Fleet.model_validate_json(text)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'the file'}: {item['msg']}" for item in error.errors()[:_MAX_NAMED]
-        )
         raise ConfigError(
-            f"this is no list of leases: {wrong}",
+            f"this is no list of leases: {_wrong(text, error)}",
             hint='it looks like what `edgelink registry export` writes: {"version": 1, "leases": [{"hostname": …}]}',
         ) from error
+
+
+def _wrong(text: str | bytes, error: ValidationError) -> str:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as no_json:
+        return f"line {no_json.lineno} is not JSON from column {no_json.colno} on"
+    except ValueError:
+        return "it is not UTF-8 text"
+    return "; ".join(describe(item, key_of(item["loc"], values), Fleet) for item in error.errors()[:_MAX_NAMED])
 
 
 def import_fleet(

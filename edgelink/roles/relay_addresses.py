@@ -51,7 +51,7 @@ def relay_addresses(config: Config, hosts: tuple[str, ...]) -> RelayAddresses:
         )
     except ValidationError as error:
         raise ConfigError(
-            f"the relay cannot be dialled at {', '.join(hosts)}: {error.errors()[0]['msg']}",
+            f"the relay cannot be dialled at {', '.join(hosts)}: too many addresses, or one that is too long",
             hint="check relay.advertise and relay.easytier_listeners: 16 URLs in all at most",
         ) from error
 

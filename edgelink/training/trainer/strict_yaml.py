@@ -25,6 +25,10 @@ _NUMBERS = {
 }
 
 
+class _KeyTwiceError(ValueError):
+    """A key that is written twice."""
+
+
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001
         seen: set[str] = set()
@@ -32,7 +36,7 @@ class _Loader(yaml.SafeLoader):
             if key.tag != _TEXT_TAG:
                 continue
             if key.value in seen:
-                raise ValueError(f"the key {key.value} is there twice, in line {key.start_mark.line + 1} again")
+                raise _KeyTwiceError(f"line {key.start_mark.line + 1} has the key {key.value} again")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -55,7 +59,14 @@ def parse(text: str) -> Any:
     """What ``text`` says. Raises ValueError: it is no YAML, has a key twice, or a value that does not fit its tag."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except _KeyTwiceError:
+        raise
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    except (yaml.YAMLError, LookupError, AttributeError, ArithmeticError) as error:
-        raise ValueError(str(error)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = text.splitlines()[mark.line] if mark is not None and mark.line < len(text.splitlines()) else ""
+        tab = " is indented by a tab: use spaces" if line[: len(line) - len(line.lstrip())].count("\t") else ""
+        raise ValueError(f"line {mark.line + 1 if mark else 1}{tab or ' is not YAML'}") from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ValueError("a value does not fit its type, or has a character that YAML does not allow") from error
