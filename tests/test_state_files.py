@@ -6,7 +6,7 @@ import asyncio
 import errno
 import io
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -24,6 +24,7 @@ from edgelink.process import output
 from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.state_files import StateFiles
 from edgelink.testing import eventually
+from edgelink.testing.virtual_time import LoopClock, Nobody, VirtualLoop, run
 
 
 class World:
@@ -32,7 +33,8 @@ class World:
     def __init__(self, directory: Path, disk: Disk) -> None:
         self.directory = directory
         self.disk = disk
-        self.conditions = ConditionSet(SystemClock(), [], [StateFiles.condition])
+        self.clock = LoopClock()
+        self.conditions = ConditionSet(self.clock, [], [StateFiles.condition])
         self.files = StateFiles(self.conditions)
 
     @property
@@ -44,60 +46,80 @@ class World:
         return self.conditions.get(StateFiles.condition).message
 
 
+Story = Callable[[World], Awaitable[None]]
+
+
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    world = World(tmp_path, Disk(monkeypatch))
-    task = asyncio.create_task(run_reconciler(world.files, world.conditions, SystemClock()))
-    await eventually(lambda: world.reason == "Recorded")
-    yield world
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+    """Runs a story in virtual time: the loop's patience grows to 15 s."""
 
-
-async def test_what_is_kept_is_written_when_there_is_room(world: World) -> None:
-    """The newest content; nobody asks again, and both ends of the outage are logged once."""
-    path = world.directory / "run.json"
-    world.files.keep(path, "first")
-    world.disk.is_full = True
-    with capture_logs() as logs:
-        world.files.keep(path, "second")
-        await eventually(lambda: world.reason == "NotRecorded")
-        world.files.keep(path, "third")
-        assert path.read_text() == "first"
-        for part in (str(path), "No space left on device", "free some space"):
-            assert part in world.message
-        world.disk.is_full = False
-        await eventually(lambda: path.read_text() == "third")
+    async def lives(story: Story) -> None:
+        world = World(tmp_path, Disk(monkeypatch))
+        task = asyncio.create_task(run_reconciler(world.files, world.conditions, world.clock))
         await eventually(lambda: world.reason == "Recorded")
-        await eventually(lambda: "state-files.recovered" in [entry["event"] for entry in logs])
-    told = [entry["event"] for entry in logs if entry["event"].startswith("state-files.")]
-    assert told == ["state-files.failed", "state-files.recovered"]
+        await story(world)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    return lambda story: run(VirtualLoop(0, Nobody()), lives(story))
 
 
-async def test_what_is_gone_meanwhile_is_not_written(world: World) -> None:
+def test_what_is_kept_is_written_when_there_is_room(live: Callable[[Story], None]) -> None:
+    """The newest content; nobody asks again, and both ends of the outage are logged once."""
+
+    async def story(world: World) -> None:
+        path = world.directory / "run.json"
+        world.files.keep(path, "first")
+        world.disk.is_full = True
+        with capture_logs() as logs:
+            world.files.keep(path, "second")
+            await eventually(lambda: world.reason == "NotRecorded")
+            world.files.keep(path, "third")
+            assert path.read_text() == "first"
+            for part in (str(path), "No space left on device", "free some space"):
+                assert part in world.message
+            world.disk.is_full = False
+            await eventually(lambda: path.read_text() == "third")
+            await eventually(lambda: world.reason == "Recorded")
+            await eventually(lambda: "state-files.recovered" in [entry["event"] for entry in logs])
+        told = [entry["event"] for entry in logs if entry["event"].startswith("state-files.")]
+        assert told == ["state-files.failed", "state-files.recovered"]
+
+    live(story)
+
+
+def test_what_is_gone_meanwhile_is_not_written(live: Callable[[Story], None]) -> None:
     """A run that has ended leaves no lock behind when there is room again."""
-    path = world.directory / "run.json"
-    world.disk.is_full = True
-    world.files.keep(path, "held")
-    world.files.keep(path, None)
-    world.disk.is_full = False
-    await eventually(lambda: world.reason == "Recorded")
-    assert not path.exists()
+
+    async def story(world: World) -> None:
+        path = world.directory / "run.json"
+        world.disk.is_full = True
+        world.files.keep(path, "held")
+        world.files.keep(path, None)
+        world.disk.is_full = False
+        await eventually(lambda: world.reason == "Recorded")
+        assert not path.exists()
+
+    live(story)
 
 
-async def test_what_is_required_is_refused(world: World) -> None:
+def test_what_is_required_is_refused(live: Callable[[Story], None]) -> None:
     """The caller is told, and nothing is written later behind its back; the condition ends with the cause."""
-    path, other = world.directory / "spec.json", world.directory / "lock.json"
-    world.disk.is_full = True
-    with pytest.raises(NotRecordedError, match="No space left"):
-        world.files.require(path, "content")
-    world.files.refused(other, "database or disk is full")
-    await eventually(lambda: str(path) in world.message)
-    await eventually(lambda: str(other) in world.message)
-    world.disk.is_full = False
-    await eventually(lambda: world.reason == "Recorded")
-    assert list(world.directory.iterdir()) == []
+
+    async def story(world: World) -> None:
+        path, other = world.directory / "spec.json", world.directory / "lock.json"
+        world.disk.is_full = True
+        with pytest.raises(NotRecordedError, match="No space left"):
+            world.files.require(path, "content")
+        world.files.refused(other, "database or disk is full")
+        await eventually(lambda: str(path) in world.message)
+        await eventually(lambda: str(other) in world.message)
+        world.disk.is_full = False
+        await eventually(lambda: world.reason == "Recorded")
+        assert list(world.directory.iterdir()) == []
+
+    live(story)
 
 
 async def test_a_full_disk_met_elsewhere_is_no_defect(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(ctx)
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            error = click.NoSuchCommand(name, possibilities=known, ctx=ctx)
-            if not error.possibilities and len(known) <= _MOST_NAMED:
-                error.message += f" There are: {', '.join(known)}."
+            if not (error := click.NoSuchCommand(name, possibilities=known, ctx=ctx)).possibilities:
+                listed = f" There are: {', '.join(known)}." if len(known) <= _MOST_NAMED else ""
+                raise click.UsageError(f"No such command {name!r}.{listed}", ctx=ctx)
             raise error
         return super().resolve_command(ctx, args)
 

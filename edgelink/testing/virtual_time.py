@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -95,6 +96,18 @@ class Outside(Protocol):
 
     def stands_still(self, context: Context) -> bool:
         """Whether what runs in this context is stopped, as by SIGSTOP."""
+
+
+class Nobody:
+    """No programs, and nobody who listens."""
+
+    programs: Mapping[str, Run] = MappingProxyType({})
+
+    def listens(self, host: str, port: int, source: str) -> bool:
+        return False
+
+    def stands_still(self, context: Context) -> bool:
+        return False
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
