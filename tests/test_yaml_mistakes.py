@@ -12,6 +12,7 @@ from edgelink.config import Config, load_config
 from edgelink.errors import EdgelinkError
 from edgelink.placement import check_before_waiting
 from edgelink.placement.load import read_cluster_file, read_yaml
+from edgelink.placement.problems import InvalidClusterError
 
 _ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^( *)```yaml[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -31,8 +32,8 @@ def load_cluster(path: Path) -> None:
     file = read_cluster_file(path)
     try:
         check_before_waiting(file.section)
-    except EdgelinkError as error:
-        raise error.located(str(path), read_yaml(path).lines) from error  # type: ignore[attr-defined] - as the CLI does
+    except InvalidClusterError as error:  # as the command line does
+        raise error.located(str(path), read_yaml(path).lines) from error
 
 
 def load_edgelink(path: Path) -> Config:
