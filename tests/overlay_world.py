@@ -178,7 +178,7 @@ class World:
             preflight=self.preflight,
             private_hosts=self.hosts,
             guard=TableKeeper(
-                self.guard, self.clock, open_without="EasyTier's RPC may be open", enabled=self.is_guarded
+                self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded
             ),
             routes=self.routes,
             congestion=self.congestion,

@@ -72,7 +72,7 @@ class EasyTier:
 
     async def _connectors(self, *_: Any) -> list[str]:
         if self.is_deaf:
-            raise OverlayError("no easytier-cli beside it")
+            raise OverlayError("no easytier-cli")
         return self.dials
 
     async def _change(self, _binary: Any, _port: int, action: str, url: str) -> None:

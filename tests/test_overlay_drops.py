@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 
 import pytest
+from telling import Words
 
 from edgelink.overlay.overlay_drops import Dropped, Drops, Kind, in_words, noted_in
 
@@ -77,7 +78,7 @@ def counted(*looks: tuple[str, bool]) -> dict[Kind, int]:
         "what a predecessor's table counts is no growth",
         "nothing more was dropped",
         "more was dropped",
-        "a table of ours that is new",
+        "a new table of ours",
         "the table was replaced",
         "it was replaced, and has dropped more since",
         "somebody flushed it",
@@ -88,7 +89,7 @@ def test_a_counter_that_grows_counts_once(looks: list[tuple[str, bool]], totals:
     assert counted(*looks) == totals
 
 
-def test_what_was_dropped_lately_is_told_with_device_and_addresses() -> None:
+def test_what_was_dropped_lately_is_told_with_device_and_addresses(words: Words) -> None:
     """In an order of its own, since a hash table has none."""
     ours, mine = IPv4Address("10.10.0.2"), IPv4Address("192.168.11.2")
     assert noted_in(listing()) == (
@@ -96,9 +97,7 @@ def test_what_was_dropped_lately_is_told_with_device_and_addresses() -> None:
         Dropped(Kind.UNLEASED, "et0", IPv4Address("10.10.0.77"), ours),
         Dropped(Kind.UNLEASED, "et0", IPv4Address("10.10.0.78"), ours),
     )
-    told = in_words(noted_in(listing()))
-    for words in ("10.10.0.2, an overlay address, came in by wlp2s0", "10.10.0.77, which no lease has", "1 more pair"):
-        assert words in told
+    words(in_words(noted_in(listing())))
     assert in_words(noted_in("")) == ""
 
 

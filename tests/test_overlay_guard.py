@@ -45,8 +45,7 @@ async def test_a_firewall_that_fails_later_neither_ends_nor_neglects_the_overlay
     await world.look()
     assert await world.look() > 0
     assert world.condition.status is Status.TRUE
-    assert "EasyTier's RPC may be open" in world.condition.message
-    assert "nft: refused" in world.condition.message
+    assert "EasyTier's RPC is open: nft: refused" in world.condition.message
 
     world.links.state, world.held = replace(UP, is_up=False), "et0"
     await world.look()
@@ -119,9 +118,9 @@ async def test_the_congestion_control_is_set_for_as_long_as_easytier_is_wanted(w
 
 
 async def test_an_easytier_without_bbr_is_said_and_works(world: World) -> None:
-    world.congestion.caveat = "BBR is not set"
+    world.congestion.caveat = "without BBR"
     await world.up()
-    assert "BBR is not set" in world.condition.message
+    assert world.condition.message.endswith("without BBR")
 
 
 async def test_a_way_by_another_device_is_a_fault_that_easytier_is_not_restarted_for(world: World) -> None:
@@ -167,6 +166,6 @@ async def test_our_route_is_there_before_anybody_is_told_that_the_overlay_is_up(
 
 async def test_a_route_that_cannot_be_made_is_said_and_stops_nothing(world: World) -> None:
     """The condition tells what may happen meanwhile."""
-    world.routes.caveat = "packets may leave by another way"
+    world.routes.caveat = "another way"
     await world.up()
-    assert world.condition.message.endswith("packets may leave by another way")
+    assert world.condition.message.endswith("another way")

@@ -29,7 +29,7 @@ async def test_where_files_cannot_be_mounted_holes_are_punched_all_the_same(worl
     await world.up()
     toml = tomllib.loads(world.paths.easytier_config.read_text())
     assert (toml["stun_servers"], toml["flags"]["disable_udp_hole_punching"]) == (["203.0.113.10:3478"], False)
-    assert "EasyTier may ask public STUN servers" in world.condition.message
+    assert "STUN" in world.condition.message
 
 
 async def test_a_container_with_a_hosts_file_of_its_own_is_not_warned_of(world: World) -> None:
@@ -46,9 +46,9 @@ async def test_where_easytier_cannot_be_kept_from_stun_it_runs_and_the_condition
     world.hosts.refusal = PrivateFilesError("unshare: Operation not permitted", hint="it takes CAP_SYS_ADMIN")
     await world.up()
     assert [spec.private_files for spec in world.process.started] == [()]
-    assert "EasyTier may ask public STUN servers" in world.condition.message
+    assert "STUN" in world.condition.message
     assert "CAP_SYS_ADMIN" in world.condition.message
-    world.hosts.refusal = PrivateFilesError("was started without files of its own")
+    world.hosts.refusal = PrivateFilesError("without files")
     await world.look()
     assert "CAP_SYS_ADMIN" in world.condition.message, "the reason that can be acted on stays"
 
@@ -56,7 +56,7 @@ async def test_where_easytier_cannot_be_kept_from_stun_it_runs_and_the_condition
 async def test_an_adopted_easytier_that_was_started_without_is_left_alone_and_told_of(paths: Paths) -> None:
     """It is no reason to cut an overlay that works."""
     world = World(paths, adoptable=running())
-    world.hosts.refusal = PrivateFilesError("pid 77: was started without files of its own")
+    world.hosts.refusal = PrivateFilesError("pid 77: without files")
     world.links.state = UP
     await world.look()
     assert world.condition.status is Status.TRUE

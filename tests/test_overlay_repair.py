@@ -7,6 +7,7 @@ from ipaddress import IPv4Interface, IPv4Network
 
 import pytest
 from overlay_world import ADDRESS, UP, World, paths, world  # noqa: F401
+from telling import refuses
 
 from edgelink.conditions import Status
 from edgelink.errors import (
@@ -71,8 +72,8 @@ async def test_what_mending_does_not_help_is_restarted(world: World) -> None:
     world.held = "foo0"
     await world.look()
     await world.clock.advance(0.25)
-    world.obstacle = OverlayError("et0 already exists, held by vpn (pid 5)", reason="DeviceBusy")
-    with pytest.raises(OverlayError, match="held by vpn"):
+    world.obstacle = OverlayError("et0 is held by vpn", reason="DeviceBusy")
+    with refuses(OverlayError, "vpn", reason="DeviceBusy"):
         await world.look()
     assert world.process.stops == 1
 
@@ -96,7 +97,7 @@ async def test_a_network_of_the_overlays_addresses_is_told_while_it_runs(world: 
     world.links.networks = [LocalNetwork("wlan0", IPv4Network("10.10.0.0/24"))]
     await world.look()
     assert world.condition.status is Status.TRUE
-    assert "collides with 10.10.0.0/24, which this machine reaches through wlan0" in world.condition.message
+    assert "wlan0" in world.condition.message
     world.links.networks = []
     await world.look()
     assert "wlan0" not in world.condition.message

@@ -179,7 +179,7 @@ async def test_an_easytier_that_went_along_is_left_alone_while_it_works(machine:
     assert not any(finding.redial for finding in before)
     assert any(finding.redial for finding in after) is not answers
     if not answers:
-        assert "for 10 s nobody has answered" in after[-1].redial
+        assert "10 s" in after[-1].redial
 
 
 async def test_a_network_that_comes_after_easytier_is_used() -> None:

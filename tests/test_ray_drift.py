@@ -46,7 +46,7 @@ def test_the_same_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [
-        ({"interpreter": "/python 2 1"}, "InterpreterChanged", ["new workers run the new one"]),
+        ({"interpreter": "/python 2 1"}, "InterpreterChanged", []),
         (
             {"packages": {"torch": ("2.6.0", 2), "ray": ("2.60.0", 2), "new_one": ("3", 2)}},
             "InstalledAfterStart",

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from telling import refuses
 
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, RayConfig
@@ -128,9 +129,8 @@ async def test_who_is_named_is_asked_where_root_may_not_look(tmp_path: Path, mon
     named = Config.model_validate({"ray": {**own, "user": user_of(OWN).name}})
     tools = await LocalRay(named, paths, SystemClock()).prepare()
     assert (tools.interpreter.ray_version, tools.user.uid) == ("2.60.0", OWN)
-    with pytest.raises(ConfigError, match="may not look there") as caught:
+    with refuses(ConfigError, python, "ray.user"):
         await LocalRay(Config.model_validate({"ray": own}), paths, SystemClock()).prepare()
-    assert "ray.user" in caught.value.hint
 
 
 def test_owner_of_the_interpreter_runs_ray() -> None:

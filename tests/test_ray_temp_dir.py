@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_bench, head_port  # noqa: F401
+from telling import Words, refuses
 
 from edgelink.config import Paths
 from edgelink.errors import ConfigError
@@ -56,7 +57,7 @@ async def test_an_edge_that_cannot_write_there_says_so_before_it_starts_ray(
     (tmp_path / "file").write_text("no directory")
     (edge_bench.fake.directory / "temp_dir").write_text(f"{tmp_path}/file/ray")
     edge_bench.spec = edge_bench.make_spec(head_port)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/file/ray cannot be used by") as caught:
+    with refuses(ConfigError, f"{tmp_path}/file/ray", reason="RayTempDir") as caught:
         await edge_bench.edge().reconcile()
     assert caught.value.condition_reason == "RayTempDir"
     assert "ray.temp_dir on the head" in str(caught.value.hint)
@@ -106,7 +107,7 @@ async def test_the_directory_is_made_for_rays_user_alone(tmp_path: Path) -> None
 
 async def test_the_systems_own_word_is_in_the_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"by {USER.name}, as whom Ray runs here: Not a directory"):
+    with refuses(ConfigError, USER.name, "Not a directory", reason="RayTempDir"):
         await check_temp_dir(tmp_path / "file" / "ray" / "sessions", PYTHON, USER)
 
 
@@ -124,15 +125,12 @@ def linked(directory: Path) -> None:
 
 
 OPEN = {
-    "other users can write to .*/shared": lambda directory: directory.parent.chmod(0o777),
-    "other users can write to .*/shared .mode 0775": lambda directory: (
-        directory.parent.chmod(0o775),
-        os.chown(directory.parent, -1, 65534),
-    ),
-    "shared belongs to the user id 65534": lambda directory: os.chown(directory.parent, 65534, 0),
-    "ray belongs to the user id 65534": lambda directory: (directory.mkdir(), os.chown(directory, 65534, 0)),
-    "ray is a link or a file": linked,
-    "sessions was made by another user": lambda directory: (
+    "open to all": lambda directory: directory.parent.chmod(0o777),
+    "open to a group": lambda directory: (directory.parent.chmod(0o775), os.chown(directory.parent, -1, 65534)),
+    "in another user's": lambda directory: os.chown(directory.parent, 65534, 0),
+    "another user's": lambda directory: (directory.mkdir(), os.chown(directory, 65534, 0)),
+    "a link": linked,
+    "with another user's sessions": lambda directory: (
         (directory / "sessions").mkdir(parents=True),
         os.chown(directory / "sessions", 65534, 0),
     ),
@@ -141,15 +139,14 @@ OPEN = {
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("why", OPEN)
-async def test_a_directory_that_others_can_change_is_refused_by_name(tmp_path: Path, why: str) -> None:
+async def test_a_directory_that_others_can_change_is_refused_by_name(tmp_path: Path, why: str, words: Words) -> None:
     """Whoever can put something in its place, or has done so, would run code as Ray's user."""
     directory = tmp_path / "shared" / "ray"
     directory.parent.mkdir()
     OPEN[why](directory)
-    with pytest.raises(ConfigError, match=f"cannot be used by root.*{why}") as caught:
+    with refuses(ConfigError, f"install -d -m 700 -o root {directory}", reason="RayTempDir") as caught:
         await check_temp_dir(directory / "sessions", PYTHON, USER)
-    assert caught.value.condition_reason == "RayTempDir"
-    assert f"install -d -m 700 -o root {directory}" in str(caught.value.hint)
+    words(caught.value, DIRECTORY=tmp_path)
 
 
 async def test_a_sticky_parent_lets_nobody_replace_it(tmp_path: Path) -> None:
@@ -181,7 +178,7 @@ async def test_the_directory_of_a_ray_that_runs_is_not_given_away(for_all: Path)
     await check_temp_dir(default / "sessions", Path("/usr/bin/python3"), nobody, default_directory=default)
     with socket.socket(socket.AF_UNIX) as raylet:
         raylet.bind(str(default / "sessions" / "raylet"))
-        with pytest.raises(ConfigError, match="another Ray runs in"):
+        with refuses(ConfigError, default / "sessions", reason="RayTempDir"):
             await check_temp_dir(default / "sessions", Path("/usr/bin/python3"), daemon, default_directory=default)
         assert default.stat().st_uid == nobody.uid
         assert (default / "sessions" / "raylet").exists()
