@@ -202,11 +202,11 @@ NEEDED = Targets(ips(CLOUD), ips(RELAY))
     ids=[
         "all answer",
         "no relay",
-        "the device is gone",
+        "no device",
         "nobody is known",
         "nobody is needed",
-        "the head has not proven itself",
-        "the head has proven itself",
+        "the head is unproven",
+        "the head is proven",
         "the head was proven and is silent",
     ],
 )

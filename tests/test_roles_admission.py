@@ -83,7 +83,7 @@ def too_old() -> Answer:
 AWAY = RegistryUnavailableError("nobody answers")
 OLDER = RegistryError("does not know this", reason="NotUnderstood")
 ACCEPTED = Verdict(outcome="accepted")
-CHANGED = Verdict(outcome="accepted", reason="MachineChanged", message="on another machine than before")
+CHANGED = Verdict(outcome="accepted", reason="MachineChanged", message="elsewhere before")
 WAIT = Verdict(outcome="wait", message="another one", again_s=5)
 REFUSED = Verdict(outcome="refused", message="a copy", hint="leave")
 NEVER = Admission()
@@ -121,7 +121,7 @@ def test_what_an_answer_allows(
 
 
 WAITS, CLONED = (Status.FALSE, "OtherMachine", "another one"), (Status.FALSE, "ClonedNode", "a copy. leave")
-MOVED = (Status.TRUE, "MachineChanged", "{}; on another machine than before")
+MOVED = (Status.TRUE, "MachineChanged", "{}; elsewhere before")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ async def test_a_restart_of_one_node_waits_for_its_new_ray(sim: Sim) -> None:
     """Nobody else's is touched; a Ray that was there before does not count as new."""
     _, *nodes = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
     first, *events, done = await nodes[0].told("POST", "/restart-ray", node="edge-1")
-    assert first["nodes"][0]["message"] == "its former Ray is still there"
+    assert first["nodes"][0]["ready"] is False
     assert [waited_for(event) for event in (first, *events)] == [["edge-1"]] * len(events) + [[]]
     assert done == {"event": "done", "absent": []}
     await all_ready(sim, boxes)
@@ -164,7 +164,7 @@ async def test_stop_all_tells_whose_daemon_was_away(sim: Sim) -> None:
     await edge.kill()
     await sim.until(lambda: not head.node.board.facts.online & {edge.node_id}, within_s=5)
     *events, done = await head.told("POST", "/stop-all")
-    assert any("daemon does not answer" in node["message"] for event in events for node in event["nodes"])
+    assert any("daemon" in node["message"] for event in events for node in event["nodes"])
     assert done == {"event": "done", "absent": ["edge-1"]}
     assert edge.machine.running(RAYLET)
     edge.start()

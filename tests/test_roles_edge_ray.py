@@ -33,7 +33,6 @@ async def test_it_is_done_when_another_raylet_has_joined(sim: Sim) -> None:
     *_, edge = await ready(sim, "cloud", "edge-1")
     *events, done = await restart(edge)
     rows = [row for event in events for row in event["nodes"]]
-    assert rows[0]["message"] == "its former Ray is still there"
     assert any(row["message"].startswith("Joining: `ray start`") for row in rows)
     assert [row["ready"] for row in rows] == [False] * (len(rows) - 1) + [True]
     assert done == {"event": "done", "absent": []}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 
 import pytest
+from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
@@ -32,7 +33,7 @@ async def test_rays_user_is_told_whose_echoes_come(monkeypatch: pytest.MonkeyPat
 
 
 async def test_nobody_else_is() -> None:
-    with pytest.raises(UsageError, match="may not do this"):
+    with refuses(UsageError, STRANGER, reason="PermissionDenied"):
         await heard.listen(Caller(1, STRANGER, STRANGER), Ray())
 
 

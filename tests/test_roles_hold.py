@@ -35,10 +35,10 @@ async def test_a_robot_at_rest_lets_it_go_on(tmp_path: Path) -> None:
     """It is told what is to happen and why, in an environment of its own, at /."""
     asked = hook(tmp_path, f'env > {tmp_path}/env; pwd > {tmp_path}/pwd; echo "$1" > {tmp_path}/argument')
     assert asked.is_set
-    assert await asked.wait("the network changes to secret 2", 60) == ""
+    assert await asked.wait("a change to secret 2", 60) == ""
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
     assert environment["EDGELINK_EVENT"] == "before-overlay-restart"
-    assert environment["EDGELINK_REASON"] == "the network changes to secret 2"
+    assert environment["EDGELINK_REASON"] == "a change to secret 2"
     assert environment["EDGELINK_HOLD_FOR_S"] == "20"
     assert "PYTEST_CURRENT_TEST" not in environment
     assert (tmp_path / "pwd").read_text() == "/\n"
@@ -102,14 +102,14 @@ async def test_a_hook_never_runs_as_root_unasked(tmp_path: Path, monkeypatch: py
 
 def test_under_systemd_the_hook_is_outside_of_the_daemons_sandbox() -> None:
     """Its user, its groups, its environment; what it started ends with it, also when nobody waits any more."""
-    argv, environment = ("/opt/arm/may-i", "a $HOME b"), {"EDGELINK_REASON": "the network changes to secret 2"}
+    argv, environment = ("/opt/arm/may-i", "a $HOME b"), {"EDGELINK_REASON": "a change to secret 2"}
     command = outside_of_unit(argv, environment, uid=1000, gid=1001, groups=(20, 44), for_at_most_s=12.25)
     assert command[0] == "systemd-run"
     assert command[command.index("--") :] == ["--", "/opt/arm/may-i", "a $$HOME b"]
     assert {
         *("--pipe", "--wait", "--collect", "--property=User=1000", "--property=Group=1001"),
         *("--property=SupplementaryGroups=20 44", "--property=RuntimeMaxSec=12.2s"),
-        "--setenv=EDGELINK_REASON=the network changes to secret 2",
+        "--setenv=EDGELINK_REASON=a change to secret 2",
     } <= set(command)
     as_root = outside_of_unit(argv, environment, uid=None, gid=None, groups=(), for_at_most_s=1)
     assert not [word for word in as_root if word.startswith("--property=User")]

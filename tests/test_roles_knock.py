@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv4Network
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from telling import refuses
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
@@ -140,7 +141,7 @@ async def test_once_a_minute() -> None:
     bench.receive(bench.request(bench.cookie()))
     await bench.answer()
     bench.receive(bench.request(bench.cookie(), nonce=2))
-    assert "less than a minute" in (await bench.answer()).refused
+    assert (await bench.answer()).refused
     assert len(bench.dialled) == 3
     await bench.clock.advance(PER_NODE_S + 1)
     bench.receive(bench.request(bench.cookie(), nonce=3))
@@ -219,9 +220,9 @@ async def test_over_udp_with_a_real_relay() -> None:
 
             found = await ask({RELAY.node_id: RELAY.verify_key_b64})
             assert (str(found.address), found.open, found.silent) == ("127.0.0.1", (wanted[0],), ())
-            with pytest.raises(KnockError, match="less than a minute"):
+            with refuses(KnockError, f"127.0.0.1:{port}"):
                 await ask({RELAY.node_id: RELAY.verify_key_b64})
-            with pytest.raises(UntrustedError, match="no relay of this network"):
+            with refuses(UntrustedError, RELAY.node_id):
                 await ask({STRANGER.node_id: STRANGER.verify_key_b64})
         finally:
             knocker.close()
@@ -234,7 +235,7 @@ async def test_a_relay_that_is_older_is_named(monkeypatch: pytest.MonkeyPatch) -
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as silent:
         silent.bind(("127.0.0.1", 0))
         server = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(KnockError, match=f"does not answer on udp {server}"):
+        with refuses(KnockError, server):
             await ask_relay(server, [1], key=NODE, network_id=NETWORK, relay_keys=KNOWN.get, clock=SystemClock())
 
 
@@ -245,7 +246,7 @@ def listeners(*numbers: int) -> list[Listener]:
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 async def test_a_relay_at_what_can_be_no_name_keeps_nobody_from_the_next(host: str) -> None:
     """A relay says itself where it is dialled; who asks several goes on at this error."""
-    with pytest.raises(KnockError, match="cannot be reached"):
+    with refuses(KnockError, f"{host}:3478"):
         await ask_relay(f"{host}:3478", [80], key=NODE, network_id=NETWORK, relay_keys=KNOWN.get, clock=SystemClock())
 
 

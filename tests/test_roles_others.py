@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from overlay_world import SPEC
+from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
@@ -97,16 +98,15 @@ async def test_a_full_ping_is_as_large_as_the_overlay_carries(others: Others, ov
 async def test_nobody_of_that_name_is_told_with_those_that_are_known(others: Others, overlay: FakeOverlay) -> None:
     """And nothing is sent anywhere: not to an address outside of the network either."""
     for wanted in ("edge-9", "8.8.8.8", "", None):
-        with pytest.raises(UsageError, match="no node of this network") as refused:
+        with refuses(UsageError, f"'{wanted}'", "relay, cloud, edge-1", reason="NoSuchNode"):
             await others.ping(ANYBODY, {"node": wanted})
-        assert "relay, cloud, edge-1" in refused.value.hint
     assert overlay.pinged == []
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, 11, "1", None, float("nan")])
 async def test_no_time_to_wait_is_refused(others: Others, timeout_s: Any) -> None:
     """Every local user may ask: nobody holds the daemon for hours."""
-    with pytest.raises(UsageError, match="no time to wait"):
+    with refuses(UsageError, timeout_s):
         await others.ping(ANYBODY, {"node": "edge-1", "timeout_s": timeout_s})
 
 

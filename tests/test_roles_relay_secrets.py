@@ -116,7 +116,7 @@ async def test_who_is_away_is_named(sim: Sim) -> None:
         await sim.join(name, Role.EDGE, relay)
     answer = await ask(relay, "revoke", node="edge-2")
     assert answer.behind == [("edge-1", False)]
-    assert "offline, follows when it is back" in answer.states_of("edge-1")
+    assert any("offline" in state for state in answer.states_of("edge-1"))
     await sim.until(relay.has("SecretCurrent", "OldSecretInUse"), within_s=1)
     assert "edge-1" in relay.condition("SecretCurrent").message
 
@@ -171,7 +171,7 @@ async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(sim:
     assert answer.items[0]["event"] == "revoked"
     assert able.membership.held.epoch == 2
     assert answer.behind == [("edge-2", True)]
-    assert answer.states_of("edge-2")[-1] == "left behind until it is upgraded, or joins with a new token"
+    assert "left behind" in answer.states_of("edge-2")[-1]
 
 
 @story
@@ -228,7 +228,7 @@ async def test_a_secret_is_not_rotated_before_the_nodes_have_spoken(sim: Sim) ->
     late.start()
     answer = await asking
     assert answer.behind == []
-    assert "offline, follows when it is back" not in answer.states_of("edge-1")
+    assert not any("offline" in state for state in answer.states_of("edge-1"))
 
 
 @story
@@ -269,7 +269,7 @@ async def test_without_the_broker_a_revocation_is_not_followed_for_ever(sim: Sim
     assert answer.items[0]["off_broker"] is False
     assert answer.error is not None
     assert answer.error["exit_code"] == ExitCode.TRY_AGAIN
-    assert "no session with the broker" in answer.error["error"]
+    assert (answer.error["reason"], "broker" in answer.error["error"]) == ("RotationUnfinished", True)
     assert relay.relay.store.find_lease("edge-1") is None
 
 

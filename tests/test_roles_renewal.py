@@ -10,6 +10,7 @@ import pytest
 from registry_world import World
 from sim import Box, Sim, story
 from sim_machine import BROKER
+from telling import refuses
 
 from edgelink import log
 from edgelink.api.server import Caller
@@ -74,9 +75,8 @@ def test_whose_lease_is_gone_renews_nothing(tmp_path: Path) -> None:
         made_at=registry.clock.now(),
         ask=ask,
     )
-    with pytest.raises(RegistryError, match="holds no lease") as refused:
+    with refuses(RegistryError, key.node_id, reason="NodeUnknown"):
         Renewals(registry.store, registry.keys, registry.clock).renew(request, ask)
-    assert refused.value.condition_reason == "NodeUnknown"
 
 
 def test_a_relay_that_is_the_head_too_keeps_the_password_that_counts(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_node_that_renews_again_and_again_costs_little(sim: Sim) -> None
     password = await renewed(relay, edge)
     hidden = len(log._hidden)
     why, _ = await refused(edge)
-    assert "renewed a moment ago" in why
+    assert "renewed" in why
     upcoming, present = edge.membership.broker_passwords
     assert present == password == at_broker(relay, edge)
     assert relay.relay.registry.refusals.counts["RenewedJustNow"]
@@ -244,7 +244,7 @@ async def test_a_relay_that_is_too_old_is_not_asked(sim: Sim) -> None:
 
     async def subscribe(session: MemorySession, *topics: str) -> None:
         if any(map(is_reply, topics)):
-            raise RegistryAuthError("the broker does not grant it")
+            raise RegistryAuthError("not granted")
         await grants(session, *topics)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from registry_world import World
+from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.cli.logs import _COMES_LATER
@@ -134,9 +135,9 @@ async def test_two_may_ask_at_once_for_what_each_wants(network: Network) -> None
         first = asyncio.ensure_future(anext(parts))
         _, request = await network.next_sent()
         begun[name] = parts, first, request
-    with pytest.raises(DeadlineError, match="asked for reports 0 s ago, and a node answers once in 30 s") as refused:
+    with refuses(DeadlineError, "0 s", "30 s", reason="AskedJustNow") as refused:
         await anext(head.gather(ROOT, {"since_s": 1}))
-    assert (refused.value.hint, refused.value.condition_reason) == ("ask again in 30 s", "AskedJustNow")
+    assert "30 s" in refused.value.hint
     assert refused.value.condition_reason in _COMES_LATER, "who follows a log asks again"
     for name in ("edge-2", "edge-1"):
         parts, first, request = begun[name]

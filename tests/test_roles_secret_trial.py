@@ -130,7 +130,7 @@ class Node:
 
     async def lists_others(self) -> bool:
         if self.is_broken:
-            raise OverlayError("EasyTier does not answer")
+            raise OverlayError("no answer")
         return self.secret in self.heard
 
     async def let_pass(self, seconds: float) -> None:

@@ -66,7 +66,8 @@ async def test_a_copy_is_refused_by_name_and_the_node_goes_on(sim: Sim) -> None:
     copy = copy_of(sim, edge)
     ended = await copy.ends(within_s=10)
     assert isinstance(ended, ClonedNodeError)
-    assert f"edge-1 ({edge.node_id}) is running on another machine since {since:%H:%M} UTC" in str(ended)
+    for named in ("edge-1", edge.node_id, f"{since:%H:%M} UTC"):
+        assert named in str(ended)
     assert "edgelink leave" in ended.hint
     assert ended.exit_code == ExitCode.CONFIG
     assert copy.condition("Leased").final
@@ -124,7 +125,6 @@ async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_re
     assert not moved.facts.admission.may_start
     await sim.until(moved.has("Leased", "MachineChanged"), within_s=HEARD_S + 10)
     assert moved.facts.admission.may_start
-    assert "on another machine than before" in moved.condition("Leased").message
     assert events(relay).count("machine changed") == 1
     edge.start()
     assert isinstance(await edge.ends(within_s=10), ClonedNodeError)
