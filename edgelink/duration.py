@@ -16,6 +16,15 @@ def parse_duration_s(text: str) -> float:
     return float(match["number"]) * _SECONDS[match["unit"]]
 
 
+def brief(seconds: float) -> str:
+    """``12s``, ``2m10s``, ``3h05m``, ``2d04h``: how long something has been so."""
+    whole = int(seconds)
+    for unit_s, unit, part_s, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{unit}{whole % unit_s // part_s:02d}{part}"
+    return f"{whole}s"
+
+
 def in_words(seconds: float) -> str:
     """``5 min``, ``90 s``: as short as it is exact."""
     if seconds >= 60 and seconds % 60 == 0:

@@ -15,6 +15,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.network_watch import NetworkTold
@@ -88,6 +89,43 @@ def test_a_missing_node_is_named_with_the_step_it_stands_at(
     result = readiness(1, found, node_status, member)
     assert (result.step, result.ready) == (step, alive)
     assert said in result.message
+
+
+IN_TOUCH = status(**ALL_TRUE)
+STARTING = status(**{**ALL_TRUE, "RayJoined": Status.FALSE})
+CUT_OFF = status(**{**ALL_TRUE, "PeersReachable": Status.FALSE})
+LOST = NodeStatus(node_id="a" * 26, online=False)
+STOPPED = NodeStatus(node_id="a" * 26, online=False, phase="Stopping")
+
+
+@pytest.mark.parametrize(
+    ("told", "states"),
+    [
+        # that Ray lists as alive, paused or not; that it does not list, silent or not
+        (None, ("ready", "paused", "silent", "silent")),
+        (IN_TOUCH, ("ready", "paused", "coming", "silent")),
+        (CUT_OFF, ("ready", "paused", "coming", "coming")),
+        (STARTING, ("ready", "paused", "coming", "coming")),
+        (LOST, ("ready", "paused", "silent", "silent")),
+        (STOPPED, ("off", "off", "off", "off")),
+    ],
+)
+def test_every_cell_of_status_ray_and_echo_is_decided(told: NodeStatus | None, states: tuple[str, ...]) -> None:
+    """Only a node that Ray lists and nobody misses is ready. Whose daemon is away is told so all the same."""
+    member = RayMember("r", "10.10.0.3", 1, True, "edge-1")
+    cells = [
+        readiness(1, EDGE, told, alive, pause=pause, is_silent=is_silent)
+        for alive, pause, is_silent in (
+            (member, None, False),
+            (member, Pause(0.0, "echo"), True),
+            (None, None, False),
+            (None, None, True),
+        )
+    ]
+    assert tuple(cell.state for cell in cells) == states
+    assert [cell.ready for cell in cells] == [state == "ready" for state in states]
+    assert [cell.told_by for cell in cells] == ["echo" if state == "paused" else None for state in states]
+    assert bool(cells[0].warnings) is (told is LOST)
 
 
 @pytest.mark.parametrize(

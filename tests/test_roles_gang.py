@@ -10,9 +10,11 @@ import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, Head, entry, first, member
 
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, UsageError
+from edgelink.ray_cluster.pause import Pause
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.ranks import free_ranks
 from edgelink.roles.selection import Selection
+from edgelink.testing.facts import give
 
 EDGE_3 = entry("edge-3", "10.10.0.5", 3)
 ALL = {"cloud": 0, "edge-1": 1, "edge-2": 2, "edge-3": 3}
@@ -91,8 +93,12 @@ async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head)
         tell(head, EDGE_3, site="lab-b")
         await first(events, "granted")
     tell(head, EDGE_1, online=False)
+    give(head.node.board, paused={EDGE_1.node_id: Pause(0.0, "registry")})
     async with aclosing(head.run(nodes=["site=lab-a"])) as events:  # type: ignore[type-var]
-        await first(events, "granted")  # its labels are remembered; it is alive in Ray
+        waiting = await first(events, "waiting")
+        assert [node["state"] for node in waiting["nodes"]] == ["ready", "paused"], "its labels are remembered"
+        give(head.node.board, paused={})
+        await first(events, "granted")
 
 
 def _two_nodes() -> dict[str, Any]:

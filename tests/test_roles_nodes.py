@@ -16,6 +16,7 @@ from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.ray_cluster.membership import RayMember, strangers
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import ConditionReport, NodeStatus
 from edgelink.roles.nodes import Nodes
@@ -97,7 +98,39 @@ async def test_what_else_is_wrong_with_a_node_is_told(world: World) -> None:
     world.tell(EDGE_1.node_id, trouble, told_elsewhere, packages={"torch": "2.5.1"})
     assert (await world.rows())["edge-1"]["wrong"] == ["InstalledAfterStart: torch"]
     world.tell(EDGE_1.node_id, trouble, online=False, packages={"torch": "2.5.1"})
-    assert (await world.rows())["edge-1"]["wrong"] == [], "of a node that is away nobody knows"
+    assert (await world.rows())["edge-1"]["wrong"] == ["its daemon is not in touch with the relay"]
+
+
+async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: World) -> None:
+    """It is not ready, so nobody who waits gets it; its CPUs do not count; Ray gives it up 450 s after its last answer
+    at the earliest, with a ride_through of 300 s."""
+    world.tell(EDGE_1.node_id, packages={"torch": "2.5.1"})
+    since_s = world.clock.monotonic_s()
+    await world.clock.advance(130.0)
+    give(world.node.board, paused={EDGE_1.node_id: Pause(since_s, "echo and registry")})
+    world.runs.show_nodes_ready()
+    found = await world.view.list(ROOT, {})
+    assert list(deviations(json.loads(json.dumps({"schema": 1, **found})), schema.Nodes)) == []
+    row = (await world.rows())["edge-1"]
+    assert (row["state"], row["ready"], row["ray"]) == ("paused", False, "paused 2m10s")
+    assert (row["paused_s"], row["gives_up_in_s"], row["told_by"]) == (130.0, 320.0, "echo and registry")
+    assert [text.partition(":")[0] for text in row["wrong"]] == ["paused"]
+    assert found["totals"] == {"enrolled": 3, "nodes": 1, "gpus": 0, "cpus": 8.0}
+    with pytest.raises(DeadlineError):
+        await first(world.view.wait(ROOT, {"goals": {"nodes": 2}, "timeout_s": 0.0}), "done")
+
+
+@pytest.mark.parametrize(
+    ("is_paused", "is_everybody_there", "reason"),
+    [(True, True, "NodesPaused"), (True, False, "NodesMissing"), (False, True, "AllAlive")],
+)
+def test_the_head_does_not_say_that_all_is_well_while_a_node_is_paused(
+    world: World, is_paused: bool, is_everybody_there: bool, reason: str
+) -> None:
+    """Who is missing is worse than who is paused."""
+    give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")} if is_paused else {})
+    world.runs.ray_members_changed([*world.members, *([member("10.10.0.4", 2)] if is_everybody_there else [])])
+    assert world.nodes_ready() == reason
 
 
 async def test_an_edge_that_is_too_old_to_close_anything_is_named(world: World) -> None:

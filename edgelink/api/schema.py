@@ -141,7 +141,22 @@ class Status(TypedDict):
     ]
 
 
-class Node(TypedDict):
+class Standing(TypedDict):
+    """How a node that takes part in Ray stands."""
+
+    state: Annotated[
+        Literal["ready", "paused", "off", "coming", "missing", "silent"],
+        "paused: alive in Ray, which rides through, and not answering; off: switched off on purpose; coming: on its "
+        "way into Ray; missing: nobody is enrolled; silent: neither in Ray nor there",
+    ]
+    paused_s: Annotated[float | None, "seconds since its last answer; null: it is not paused"]
+    gives_up_in_s: Annotated[float | None, "seconds until Ray may give it up, at the earliest; null: it is not paused"]
+    told_by: Annotated[
+        str | None, "who says that it is paused: echo, registry, overlay (this machine's own is down), or several"
+    ]
+
+
+class Node(Standing):
     """A node that takes part in Ray, as the head sees it."""
 
     hostname: Annotated[str | None, "null: nobody is enrolled with this rank"]
@@ -151,8 +166,8 @@ class Node(TypedDict):
     overlay_ip: Annotated[str | None, ""]
     online: Annotated[bool | None, "in touch with the broker; null: never heard"]
     phase: Annotated[str | None, "as it says itself; null while it is not online"]
-    ready: Annotated[bool, "alive in Ray with this rank"]
-    ray: Annotated[str, "alive, or what it waits for, in words"]
+    ready: Annotated[bool, "alive in Ray with this rank, and answering"]
+    ray: Annotated[str, "alive, paused and for how long, or what it waits for, in words"]
     ray_node_id: Annotated[str | None, ""]
     path: Annotated[Literal["self", "direct", "relayed"] | None, "from the head; null: EasyTier does not list it"]
     via: Annotated[str | None, "through whom"]
@@ -275,7 +290,7 @@ class Doctor(TypedDict):
     checks: Annotated[list[Check], ""]
 
 
-class Awaited(TypedDict):
+class Awaited(Standing):
     """How far the node of one rank has come."""
 
     node_rank: Annotated[int, ""]

@@ -180,12 +180,17 @@ RAY_CURRENT = ConditionKind(
 )
 NODES_READY = ConditionKind(
     "NodesReady",
-    "everyone who holds a lease with a rank is alive in Ray with that rank",
+    "everyone who holds a lease with a rank is alive in Ray with that rank, and answers",
     informs_on=(Place.HEAD,),
     reasons=(
         true("AllAlive", "all of them are"),
         unknown("DirectoryNotSeen", "the relay has not told yet who is in the network"),
         Reason("NodesMissing", "some are not; the sentence names them", "`edgelink nodes` says why"),
+        Reason(
+            "NodesPaused",
+            "all are alive in Ray, because it rides through, and those that the sentence names do not answer",
+            "look at their power and uplink; `edgelink nodes` says for how long, and when Ray gives them up",
+        ),
     ),
 )
 DRIVER_RUNNING = ConditionKind(

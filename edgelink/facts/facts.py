@@ -16,6 +16,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.ways import Ways
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.access_watch import AccessTold
 from edgelink.registry.claims import Admission
@@ -50,6 +51,8 @@ class Facts:
         cluster_spec: the head's newest word of the Ray cluster.
         statuses: the last status of each node, by node id; on head and relays only.
         online: node ids of the nodes that say that they are online.
+        lost: node ids of the nodes whose connection the broker has lost.
+        stopped: node ids of the nodes that said that they are switched off on purpose.
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.
@@ -57,6 +60,9 @@ class Facts:
         answering: hostname of each node that answers over the overlay, and since when it does without a silence, in
             seconds on the monotonic clock.
         silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
+        unheard: hostname of each node that does not, and its last answer, on that clock. None: it never answered.
+        ray_alive: overlay addresses of the nodes that Ray lists as alive with a rank; on the head only.
+        paused: node id of each node that is alive in Ray and does not answer; on the head only.
         proven: hostname of each node whose last answer over the overlay proved who it is.
         unproven: hostname of each node that can prove who it is, is heard, and does not prove it; and since when that
             is so, in seconds on the monotonic clock.
@@ -120,12 +126,17 @@ class Facts:
     cluster_spec: ClusterSpec | None = None
     statuses: Table[str, NodeStatus] = field(default_factory=lambda: Table({}))
     online: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    stopped: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
     run_members: frozenset[str] = frozenset()
     targets: Targets | None = None
     answering: Mapping[str, float] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
+    unheard: Mapping[str, float | None] = field(default_factory=dict)
+    ray_alive: frozenset[str] = frozenset()
+    paused: Mapping[str, Pause] = field(default_factory=dict)
     proven: frozenset[str] = frozenset()
     unproven: Mapping[str, float] = field(default_factory=dict)
     disowned: Mapping[str, float] = field(default_factory=dict)

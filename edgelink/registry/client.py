@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
+from edgelink.conditions import Phase
 from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailableError, UntrustedError, first_error
 from edgelink.facts.board import Board, Fact, Table
 from edgelink.files import AT_ONCE, Files
@@ -63,6 +64,7 @@ from edgelink.tasks import apart
 
 FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES, FOLLOWS_ACCESS, OPENS_PER_RUN)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
+_LAST_WORD_S = 2.0  # a stop of Ray takes longer
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
@@ -99,6 +101,8 @@ STATUSES: Final[Fact[Table[str, NodeStatus]]] = Fact("statuses")
 ALTERNATIONS: Final[Fact[tuple[tuple[str, float], ...]]] = Fact("alternations")
 WAITING: Final[Fact[frozenset[str]]] = Fact("waiting")
 ONLINE: Final[Fact[frozenset[str]]] = Fact("online")
+LOST: Final[Fact[frozenset[str]]] = Fact("lost")
+STOPPED: Final[Fact[frozenset[str]]] = Fact("stopped")
 METERED: Final[Fact[frozenset[str]]] = Fact("metered")
 NEXT_LEASE: Final[Fact[HeardLease | None]] = Fact("next_lease")
 
@@ -193,6 +197,8 @@ class RegistryClient:
         self._put_alternations = board.claim(ALTERNATIONS, self.name)
         self._put_waiting = board.claim(WAITING, self.name)
         self._put_online = board.claim(ONLINE, self.name)
+        self._put_lost = board.claim(LOST, self.name)
+        self._put_stopped = board.claim(STOPPED, self.name)
         self._put_metered = board.claim(METERED, self.name)
         self._put_next_lease = board.claim(NEXT_LEASE, self.name)
         board.read(Inputs, self.name, self._may_speak)
@@ -280,6 +286,22 @@ class RegistryClient:
             self._reload_membership()
             await self._clock.sleep(backoff.next_s())
 
+    async def say_stopped(self) -> None:
+        """Tell the network that this node is switched off on purpose. To be called after the end of :meth:`run`.
+
+        It is the will of one more session, because a will is the last word that the broker keeps. Nobody is told where
+        the broker does not answer, or this machine was not heard as the node before.
+        """
+        if not self.address or not self._known.admission.may_report(self._session.number):
+            return
+        stopped = NodeStatus(
+            node_id=self._node_id, online=False, instance=self.life.instance, phase=Phase.STOPPING.value
+        )
+        will = Message(self._status.topic, stopped.model_dump_json().encode(), retain=True)
+        with suppress(EdgelinkError):
+            async with self._transport.connect(self.address, self._login(), will=will, timeout_s=_LAST_WORD_S):
+                log.info("registry.said_stopped")
+
     @property
     def _known(self) -> Inputs:
         return self._board.select(Inputs)
@@ -307,6 +329,8 @@ class RegistryClient:
         self._revision += 1
         self._put_statuses(Table(self._statuses.statuses, self._revision))
         self._put_online(self._statuses.online)
+        self._put_lost(self._statuses.lost)
+        self._put_stopped(self._statuses.stopped)
         self._put_waiting(self._statuses.waiting)
         self._put_metered(self._statuses.metered)
 

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from edgelink.conditions import Condition, Status
+from edgelink.conditions import Condition, Phase, Status
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.models import Hostname, Port, RideThrough
 from edgelink.registry.token import split_address
@@ -426,7 +426,7 @@ class NodeStatus(Payload):
     """A node's own report, on its own topic; informs, never commands. ``online=False`` is the Last Will."""
 
     node_id: NodeId
-    online: bool = Field(description="false: the Last Will")
+    online: bool = Field(description="false: the Last Will, or with the phase Stopping its last word")
     instance: Instance | None = Field(None, description="of the daemon that says so")
     phase: Annotated[str, PRINTABLE] = Field(
         "Unknown", min_length=1, max_length=64, description="Starting, Ready, Degraded, …"
@@ -453,6 +453,11 @@ class NodeStatus(Payload):
         None, description="epoch of the cluster spec whose `edges_open_to` it follows; null: nothing is closed by one"
     )
     reported_at: datetime | None = Field(None, description="by the node's clock")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the node was switched off on purpose. A Last Will does not say so, nor does an older node."""
+        return not self.online and self.phase == Phase.STOPPING.value
 
 
 class RayDeath(Payload):

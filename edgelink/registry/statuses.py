@@ -24,8 +24,8 @@ METERED_SILENCE_S = 3.0 * METERED_KEEPALIVE_S
 class StatusBoard:
     """The newest status of each node.
 
-    ``online``, ``metered`` and ``waiting`` (for a lease) have the ids of the nodes that say so; the sets change only
-    when a node says otherwise.
+    ``online``, ``metered``, ``stopped`` and ``waiting`` (for a lease) have the ids of the nodes that say so, ``lost``
+    the ids of those that the broker lost; the sets change only when a status says otherwise.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,8 @@ class StatusBoard:
         self.online: frozenset[str] = frozenset()
         self.metered: frozenset[str] = frozenset()
         self.waiting: frozenset[str] = frozenset()
+        self.lost: frozenset[str] = frozenset()
+        self.stopped: frozenset[str] = frozenset()
         self._heard: set[str] = set()
 
     def begin_session(self) -> None:
@@ -74,12 +76,17 @@ class StatusBoard:
                 on_change()
 
     def _note(self, node_id: str, status: NodeStatus | None) -> None:
-        if (node_id in self.online) is not (status is not None and status.online):
-            self.online ^= {node_id}
-        if (node_id in self.metered) is not (status is not None and status.metered):
-            self.metered ^= {node_id}
-        if (node_id in self.waiting) is not (status is not None and bool(waiting_for_lease([status]))):
-            self.waiting ^= {node_id}
+        says = {
+            "online": status is not None and status.online,
+            "lost": status is not None and not status.online and not status.is_stopped,
+            "stopped": status is not None and status.is_stopped,
+            "metered": status is not None and status.metered,
+            "waiting": status is not None and bool(waiting_for_lease([status])),
+        }
+        for name, is_so in says.items():
+            known: frozenset[str] = getattr(self, name)
+            if (node_id in known) is not is_so:
+                setattr(self, name, known ^ {node_id})
 
 
 def _is_anothers_end(status: NodeStatus, known: NodeStatus | None) -> bool:

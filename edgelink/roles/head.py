@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgelink.api.metrics import Sample
@@ -11,7 +12,9 @@ from edgelink.api.server import Route, stream_route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
+from edgelink.facts.part import run_part
 from edgelink.ray_cluster.firewall import RAY_TABLE
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind
@@ -23,6 +26,7 @@ from edgelink.roles.heard import heard_route
 from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
+from edgelink.roles.pauses import Pauses
 from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.run_requests import RunRequests
@@ -41,6 +45,13 @@ def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
     return set() if state is None else set(members).intersection(state.revoked)
 
 
+@dataclass(frozen=True)
+class Pausing:
+    """Who does not answer, and is no less alive in Ray for it."""
+
+    paused: Mapping[str, Pause]
+
+
 class NodeNews:
     """Has the head look at its nodes when one of them has said something, four times a second at most.
 
@@ -55,6 +66,7 @@ class NodeNews:
         self._ray = ray
         self._clock = clock
         board.read(RegistrysWord, self.name, self._news)
+        board.read(Pausing, self.name, self._news)
 
     async def run(self) -> NoReturn:
         while True:
@@ -94,6 +106,7 @@ class Head(Node):
         )
         self.exposure.add_ray(RAY_TABLE, ray)
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)
+        self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock, note=self.recorder.note)
         self._news = NodeNews(self.board, runs, ray, clock)
         self._verbs = ClusterRay(self, runs, ray)
         self._page = Dashboard(self, runs, self._nodes, ray)
@@ -105,6 +118,8 @@ class Head(Node):
         super().start_more(tasks)
         tasks.create_task(self._runs.lock.run(), name="run-lock")
         tasks.create_task(self._news.run(), name="node-news")
+        pauses = run_part(self._pauses, self.board, self.conditions, self.clock)
+        tasks.create_task(pauses, name=self._pauses.name)
         tasks.create_task(self._page.run(), name="web")
 
     def routes(self) -> Iterator[Route]:

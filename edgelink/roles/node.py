@@ -206,4 +206,9 @@ class Node(Member):
 
     async def _stop_children(self) -> None:
         self.put_is_stopping(True)
-        await end_all(self.ray.stop, self.parts.stop)
+        await end_all(self._leave_cluster, self.parts.stop)
+
+    async def _leave_cluster(self) -> None:
+        """End Ray, and say meanwhile that it is on purpose."""
+        saying = [self.registry.say_stopped()] if self.registry is not None else []
+        await asyncio.gather(self.ray.stop(), *saying)

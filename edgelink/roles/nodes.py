@@ -9,6 +9,7 @@ from edgelink.api import metrics
 from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.conditions import Status
+from edgelink.duration import brief
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.node import Node
@@ -130,7 +131,11 @@ class Nodes:
             "online": None if status is None else status.online,
             "phase": None if status is None or not status.online else status.phase,
             "ready": node.ready,
-            "ray": "alive" if node.ready else node.brief,
+            "state": node.state,
+            "paused_s": node.paused_s,
+            "gives_up_in_s": node.gives_up_in_s,
+            "told_by": node.told_by,
+            "ray": _in_ray(node),
             "ray_node_id": node.ray_node_id,
             "path": "self" if is_own else way["path"] if way else None,
             "via": way["via"] if way else None,
@@ -156,9 +161,18 @@ def totals(rows: Rows) -> dict[str, float]:
     }
 
 
+def _in_ray(node: NodeReadiness) -> str:
+    if node.paused_s is not None:
+        return f"paused {brief(node.paused_s)}"
+    return "alive" if node.ready else node.brief
+
+
 def wrong(node: NodeReadiness, status: NodeStatus | None) -> list[str]:
     """What a person should look at on this node; pure."""
     found = [] if node.ready else [node.message]
+    if node.paused_s is not None and node.gives_up_in_s is not None:
+        left = f"gives it up in {brief(node.gives_up_in_s)}" if node.gives_up_in_s else "may give it up any moment"
+        found = [f"paused: no answer for {brief(node.paused_s)}, says {node.told_by}; Ray rides through, and {left}"]
     found += node.warnings
     if status is not None and status.online:
         found += [

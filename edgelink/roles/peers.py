@@ -60,7 +60,8 @@ class Cadence:
     """How often a node that answers is asked when nothing else is heard of it, in seconds.
 
     Attributes:
-        needed_s: relays, the head, and on the head the members of its cluster.
+        needed_s: relays and the head.
+        member_s: on the head, the members of its cluster: their silence is told to everybody within 10 s.
         other_s: any other node, at least.
         share_s: any other node, by their number: together they cost one exchange in so many seconds.
         silent_s: between two questions to a node that does not answer and has to.
@@ -68,17 +69,14 @@ class Cadence:
     """
 
     needed_s: float = 10.0
+    member_s: float = 6.0
     other_s: float = 60.0
     share_s: float = 20.0
     silent_s: float = 0.5
     silent_other_s: float = 3.0
 
-    def period_s(self, *, is_needed: bool, others: int) -> float:
-        """The period of one node, where so many are not needed."""
-        return self.needed_s if is_needed else max(self.other_s, others * self.share_s)
 
-
-METERED = Cadence(needed_s=60.0, other_s=600.0, share_s=200.0, silent_s=5.0, silent_other_s=60.0)
+METERED = Cadence(needed_s=60.0, member_s=60.0, other_s=600.0, share_s=200.0, silent_s=5.0, silent_other_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -150,6 +148,7 @@ class Known:
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
 ANSWERING: Final[Fact[Mapping[str, float]]] = Fact("answering")
 SILENT: Final[Fact[Mapping[str, float]]] = Fact("silent")
+UNHEARD: Final[Fact[Mapping[str, float | None]]] = Fact("unheard")
 PROVEN: Final[Fact[frozenset[str]]] = Fact("proven")
 UNPROVEN: Final[Fact[Mapping[str, float]]] = Fact("unproven")
 DOUBTED: Final[Fact[frozenset[IPv4Address]]] = Fact("doubted")
@@ -176,8 +175,12 @@ class Look(Action):
         return METERED if self.is_metered or name in self.targets.metered else Cadence()
 
     def period_s(self, name: str) -> float:
-        is_needed = name in self.targets.counted
-        return self.cadence(name).period_s(is_needed=is_needed, others=len(self.targets.others))
+        cadence, targets = self.cadence(name), self.targets
+        if name in targets.needed or name in targets.relays:
+            return cadence.needed_s
+        return (
+            cadence.member_s if name in targets.members else max(cadence.other_s, len(targets.others) * cadence.share_s)
+        )
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,11 @@ class Seen:
         }
 
     @property
+    def unheard(self) -> dict[str, float | None]:
+        """When each silent node was heard last, on the monotonic clock, by hostname. None: it never was."""
+        return {name: self.known[name].answered_s for name in self.silent}
+
+    @property
     def proven(self) -> frozenset[str]:
         """Who has proven with its last answer who it is."""
         return frozenset(name for name, known in self.known.items() if known.proof is Proof.PROVEN)
@@ -320,6 +328,7 @@ class Peers(Part[Inputs, Do]):
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._put_answering = board.claim(ANSWERING, self.name)
         self._put_silent = board.claim(SILENT, self.name)
+        self._put_unheard = board.claim(UNHEARD, self.name)
         self._put_proven = board.claim(PROVEN, self.name)
         self._put_unproven = board.claim(UNPROVEN, self.name)
         self._put_doubted = board.claim(DOUBTED, self.name)
@@ -407,6 +416,7 @@ class Peers(Part[Inputs, Do]):
         self.own = own
         self._put_answering(own.answering)
         self._put_silent(own.silent)
+        self._put_unheard(own.unheard)
         self._put_proven(own.proven)
         self._put_unproven(own.unproven(self._clock.monotonic_s()))
         self._put_doubted(own.doubted)
@@ -419,7 +429,8 @@ class Peers(Part[Inputs, Do]):
         for name, before in own.known.items():
             new = nodes.get(name)
             if new is not None and new.is_same(before):  # else it is somebody new
-                nodes[name] = _disowned(name, before, look)
+                sooner_s = min(before.due_s, at_s + look.period_s(name))  # it may matter more than before
+                nodes[name] = replace(_disowned(name, before, look), due_s=sooner_s)
         status = self._conditions.get(self.condition).status
         self._know(replace(own, known=nodes, look=look, status=status))
         if own.look is not None and own.look.doubts != look.doubts:
@@ -483,6 +494,8 @@ class Peers(Part[Inputs, Do]):
 def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float) -> Known:
     """Put off the question to a node that was heard anyway, and ask at once where a connection hangs."""
     heard_s = traffic.heard_s.get(known.overlay_ip)
+    if known.silences and known.answered_s is not None and heard_s is not None:
+        known = replace(known, answered_s=max(known.answered_s, at_s - heard_s))  # a full queue takes echoes only
     if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
         is_prover = name in look.targets.provers
         return known.heard_otherwise(at_s - heard_s) if is_prover and heard_s is not None else known

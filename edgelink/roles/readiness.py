@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from edgelink.conditions import Status
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
+
+# paused: alive in Ray, which rides through, and not answering; off: switched off on purpose; coming: on its way in;
+# missing: nobody is enrolled; silent: neither in Ray nor there.
+State = Literal["ready", "paused", "off", "coming", "missing", "silent"]
 
 _LIFE_ORDER = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
 _ON_THE_WAY = {
@@ -48,6 +54,10 @@ class NodeReadiness:
     ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
     device: str | None = None  # of the overlay there; None: an older daemon does not tell
     online: bool | None = None  # whether its daemon is in touch with the relay
+    state: State = "coming"
+    told_by: str | None = None  # who says that it is paused
+    paused_s: float | None = field(default=None, compare=False)  # since its last answer
+    gives_up_in_s: float | None = field(default=None, compare=False)  # until Ray may give it up, at the earliest
     ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
 
 
@@ -65,6 +75,9 @@ def readiness(
     member: RayMember | None,
     head: Versions | None = None,
     former: RayMember | None = None,
+    pause: Pause | None = None,
+    *,
+    is_silent: bool = False,
 ) -> NodeReadiness:
     """At which step of its life the node of ``rank`` stands.
 
@@ -72,6 +85,8 @@ def readiness(
         member: as what Ray lists it with this rank.
         head: what the head's Ray runs with.
         former: a Ray of this node that is alive with another rank.
+        pause: its silence, where Ray lists it as alive all the same.
+        is_silent: it does not answer over the overlay.
     """
     if entry is None:
         return NodeReadiness(
@@ -83,30 +98,38 @@ def readiness(
             message=f"nobody is enrolled with rank {rank}: make a token on the relay (`edgelink token create`) and "
             "join one more machine, or lower cluster.num_nodes",
             brief="nobody enrolled",
+            state="missing",
         )
     found = differences(versions_of(status), head or Versions())
 
-    def node(step: str, message: str, brief: str, *, ready: bool = False) -> NodeReadiness:
+    def node(step: str, message: str, brief: str, state: State = "coming") -> NodeReadiness:
         return NodeReadiness(
             rank,
             entry.hostname,
             str(entry.overlay_ip),
-            ready=ready,
+            ready=state == "ready",
             step=step,
             message=message,
             brief=brief,
             warnings=warnings(found),
+            state=state,
         )
 
+    if status is not None and status.is_stopped:
+        return node("Started", f"switched off: `edgelink up` on {entry.hostname} brings it back", "off", "off")
     if member is not None and member.alive:
-        found_ready = node("RayJoined", "alive in Ray", "ready", ready=True)
-        return replace(found_ready, cpus=member.cpus, accelerators=member.accelerator_count)
+        if pause is not None:
+            why = f"no answer, says {pause.told_by}; Ray rides through: look at its power and its uplink"
+            return replace(node("PeersReachable", why, "paused, no answer", "paused"), told_by=pause.told_by)
+        alive = node("RayJoined", "alive in Ray", "ready", "ready")
+        if status is not None and not status.online:
+            alive = replace(alive, warnings=("its daemon is not in touch with the relay", *alive.warnings))
+        return replace(alive, cpus=member.cpus, accelerators=member.accelerator_count)
     if status is None:
-        return node("Started", f"never seen: start `edgelink edge` on {entry.hostname}", "never seen")
+        return node("Started", f"never seen: start `edgelink edge` on {entry.hostname}", "never seen", "silent")
     if not status.online:
-        return node(
-            "Started", f"offline: is {entry.hostname} switched on, and `edgelink edge` running there?", "offline"
-        )
+        why = f"offline: is {entry.hostname} switched on, and `edgelink edge` running there?"
+        return node("Started", why, "offline", "silent")
     conditions = {condition.type: condition for condition in status.conditions}
     refused = refusal(found)
     for step in _LIFE_ORDER:
@@ -121,6 +144,9 @@ def readiness(
         brief = brief or f"{_ON_THE_WAY[step]} ({reason})"
         # What will be refused once the overlay is up can be mended now.
         return node(step, why, f"{brief}; Ray will be refused ({refused})" if refused else brief)
+    if is_silent:
+        why = f"no answer over the overlay: is {entry.hostname} switched on, and its uplink there?"
+        return node("PeersReachable", why, "no answer", "silent")
     if former is not None:
         return node(
             "RayJoined",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgelink.roles.node import Node
 
 RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
+RAY_ALIVE: Final[Fact[frozenset[str]]] = Fact("ray_alive")
 
 log = get_logger("runs")
 
@@ -64,6 +65,7 @@ class Runs:
         self.lock = RunLock(node.paths.run_lock, node.clock, self._released, node.files)
         self._node = node
         self._put_run_members = node.board.claim(RUN_MEMBERS, "runs")
+        self._put_ray_alive = node.board.claim(RAY_ALIVE, "runs")
         self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
         self._watchers: list[Wakeup] = []
@@ -145,6 +147,7 @@ class Runs:
     def ray_members_changed(self, members: Sequence[RayMember]) -> None:
         """What Ray lists now; called by the head's watch."""
         self.members = members
+        self._put_ray_alive(frozenset(ip for ip, rank in self.alive() if rank is not None))
         self._changed.set()
         self.show_nodes_ready()
         self._wake_watchers()
@@ -169,14 +172,22 @@ class Runs:
         return kept
 
     def show_nodes_ready(self) -> None:
-        """NodesReady says whether all who hold a lease with a rank are alive in Ray, with that rank."""
+        """NodesReady says whether all who hold a lease with a rank are alive in Ray with that rank, and answer."""
         self.gang.known_labels()  # while everybody is there to tell them
         conditions, expected, alive = self._node.conditions, self.ranks(), self.alive()
+        paused = self._node.board.facts.paused
         missing = [entry.hostname for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
+        silent = [entry.hostname for entry, _ in expected if entry.node_id in paused]
+        told = [f"not alive in Ray: {', '.join(missing)}"] if missing else []
+        told += (
+            [f"paused, no answer: {', '.join(silent)}; Ray rides through, `edgelink nodes` says how long"]
+            if silent
+            else []
+        )
         if not expected:
             conditions.set("NodesReady", Status.UNKNOWN, "DirectoryNotSeen", _DIRECTORY_NOT_SEEN)
-        elif missing:
-            conditions.set_false("NodesReady", "NodesMissing", f"not alive in Ray: {', '.join(missing)}")
+        elif told:
+            conditions.set_false("NodesReady", "NodesMissing" if missing else "NodesPaused", "; ".join(told))
         else:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
@@ -249,16 +260,21 @@ class Runs:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
         statuses, alive, ray_known = registry.statuses, self.alive(), self._ray_known
-        own, report = self._node.board.facts.versions, []
+        facts, now_s, report = self._node.board.facts, self._node.clock.monotonic_s(), []
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
-                status = self._node.board.facts.node_status
+                status = facts.node_status
             member = alive.get((str(entry.overlay_ip), rank)) if entry else None
             former = at.get(str(entry.overlay_ip)) if entry else None
-            ready = readiness(rank, entry, status, member, own, former)
+            pause = facts.paused.get(entry.node_id) if entry else None
+            is_silent = entry is not None and entry.hostname in facts.silent
+            ready = readiness(rank, entry, status, member, facts.versions, former, pause, is_silent=is_silent)
+            if ready.state == "paused" and pause is not None:
+                left_s = pause.gives_up_in_s(now_s, self._node.ride_through_s())
+                ready = replace(ready, paused_s=round(now_s - pause.since_s, 1), gives_up_in_s=round(left_s, 1))
             ready = replace(ready, ray_node_id=member.node_id if member else None, ray_known=ray_known)
             if status is not None:
                 ready = replace(ready, online=status.online, device=status.device)

@@ -1,0 +1,27 @@
+"""A member of the cluster that does not answer while Ray still counts it as alive: Ray rides through its outage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgelink.ray_cluster.ride_through import buried_after_s
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One member's silence.
+
+    Attributes:
+        since_s: its last answer, on the monotonic clock.
+        told_by: who says that it is silent: "echo", "registry", both, or "overlay" where this machine's own is down.
+        is_metered: a question costs money at either end, so it is asked seldom.
+    """
+
+    since_s: float
+    told_by: str
+    is_metered: bool = False
+
+    def gives_up_in_s(self, now_s: float, ride_through_s: int) -> float:
+        """Seconds until Ray may give the member up at the earliest. Ray rarely does so at once then."""
+        at_once_s, _ = buried_after_s(ride_through_s)
+        return max(0.0, self.since_s + at_once_s - now_s)

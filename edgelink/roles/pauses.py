@@ -1,0 +1,150 @@
+"""Which members of the cluster are paused: alive in Ray, because it rides through, and not answering.
+
+Whatever anybody knows counts: three lost echoes, the broker's word that a node is gone where no echo contradicts it,
+and this machine's own overlay that is down. A silence ends with an answer. Nothing follows from a pause but that it is
+told: Ray's word and ``ride_through`` decide what becomes of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from edgelink.clock import Clock
+from edgelink.condition_table.informing import NODES_READY
+from edgelink.duration import brief
+from edgelink.facts.board import Board, Fact
+from edgelink.facts.part import LOOK_S, Action, Decision, Part
+from edgelink.log import get_logger
+from edgelink.ray_cluster.pause import Pause
+from edgelink.registry.payloads import Directory, DirectoryEntry
+from edgelink.roles.peers import METERED
+
+PAUSED: Final[Fact[Mapping[str, Pause]]] = Fact("paused")
+
+_PAUSED_AFTER_S = 8.0  # since the last answer: everybody is told within 10 s
+_METERED_PAUSED_AFTER_S = 3 * METERED.needed_s
+
+log = get_logger("runs")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the part itself has seen.
+
+    Attributes:
+        silences: of each member that does not answer, by node id.
+        paused: those of them that were told.
+    """
+
+    silences: Mapping[str, Pause] = field(default_factory=dict)
+    paused: Mapping[str, Pause] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What decides who is paused."""
+
+    directory: Directory | None
+    ray_alive: frozenset[str]
+    overlay_is_up: bool
+    answering: Mapping[str, float]
+    unheard: Mapping[str, float | None]
+    lost: frozenset[str]
+    stopped: frozenset[str]
+    is_metered: bool
+    metered: frozenset[str]
+    run_members: frozenset[str]
+    own: Seen
+
+
+@dataclass(frozen=True)
+class Tell(Action):
+    """Tell who is paused, who is no more, and remember who is silent."""
+
+    seen: Seen
+
+
+class Pauses(Part[Inputs, Tell]):
+    """Writes the fact ``paused``, and logs when a pause begins and ends."""
+
+    name: ClassVar[str] = "pauses"
+    condition: ClassVar[str] = NODES_READY.name
+    inputs = Inputs
+
+    def __init__(self, *, board: Board[Any], node_id: str, clock: Clock, note: Callable[..., None]) -> None:
+        super().__init__(board, own=Seen())
+        self.own: Seen
+        self._put_paused = board.claim(PAUSED, self.name)
+        self._board = board
+        self._node_id = node_id
+        self._clock = clock
+        self._note = note
+
+    def plan(self, now: Inputs, at_s: float) -> Decision[Tell]:
+        silences = silent_members(now, self._node_id, at_s)
+        due_s = {node_id: pause.since_s + _paused_after_s(pause) for node_id, pause in silences.items()}
+        seen = Seen(silences, {node_id: pause for node_id, pause in silences.items() if due_s[node_id] <= at_s})
+        if seen != now.own:
+            return Decision(does=Tell(seen))
+        return Decision(again_s=min([LOOK_S, *(due - at_s for due in due_s.values() if due > at_s)]))
+
+    async def act(self, action: Tell) -> None:
+        before, self.own = self.own, action.seen
+        self._put_paused(self.own.paused)
+        now_s, now = self._clock.monotonic_s(), self._board.select(Inputs)
+        entries = {entry.node_id: entry for entry in now.directory.entries} if now.directory is not None else {}
+        for node_id in self.own.paused.keys() - before.paused.keys():
+            pause, name = self.own.paused[node_id], entries[node_id].hostname
+            told = {"node": name, "silent_s": round(now_s - pause.since_s, 1), "told_by": pause.told_by}
+            log.warning("runs.node_paused", **told)
+            self._note("paused", **told)
+        for node_id in before.paused.keys() - self.own.paused.keys():
+            entry, silent_s = entries.get(node_id), now_s - before.paused[node_id].since_s
+            told = {
+                "node": entry.hostname if entry else node_id,
+                "after": brief(silent_s),
+                "silent_s": round(silent_s, 1),
+            }
+            ending = _ending(entry, now)
+            log.info(f"runs.node_{ending}", **told, run_waited=node_id in now.run_members)
+            self._note(ending, **told)
+
+
+def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
+    """What has ended a pause."""
+    if entry is None:
+        return "left"
+    if entry.node_id in now.stopped:
+        return "stopped"
+    return "answers_again" if str(entry.overlay_ip) in now.ray_alive else "given_up"
+
+
+def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
+    """Return the silence of each member that is alive in Ray and does not answer, by node id; pure.
+
+    A silence that nobody can tell the beginning of begins now.
+    """
+    found = {}
+    for entry in now.directory.entries if now.directory is not None else ():
+        node_id, known = entry.node_id, now.own.silences.get(entry.node_id)
+        if node_id == own_id or node_id in now.stopped or str(entry.overlay_ip) not in now.ray_alive:
+            continue
+        says = {
+            "overlay": not now.overlay_is_up,
+            "echo": entry.hostname in now.unheard,
+            "registry": node_id in now.lost,
+        }
+        told_by = " and ".join(name for name, is_so in says.items() if is_so)
+        if entry.hostname in now.answering or not (told_by or known):
+            continue
+        heard_s = now.unheard.get(entry.hostname)
+        since_s = heard_s if heard_s is not None else known.since_s if known is not None else at_s
+        is_metered = now.is_metered or node_id in now.metered
+        found[node_id] = Pause(since_s, told_by or (known.told_by if known else ""), is_metered)
+    return found
+
+
+def _paused_after_s(pause: Pause) -> float:
+    return _METERED_PAUSED_AFTER_S if pause.is_metered else _PAUSED_AFTER_S

@@ -1,0 +1,139 @@
+"""Who is paused: what anybody knows of a member's silence, from when on it is told, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from head_world import CLOUD, EDGE_1, EDGE_2
+
+from edgelink.conditions import ConditionSet
+from edgelink.duration import brief
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
+from edgelink.ray_cluster.pause import Pause
+from edgelink.registry.payloads import Directory
+from edgelink.roles.pauses import Inputs, Pauses, Seen, silent_members
+from edgelink.testing import FakeClock
+from edgelink.testing.facts import give, settle
+
+NOW_S = 100.0
+DIRECTORY = Directory(network_id="n", epoch=1, entries=(CLOUD, EDGE_1, EDGE_2))
+FINE: dict[str, Any] = {
+    "directory": DIRECTORY,
+    "ray_alive": frozenset({"10.10.0.2", "10.10.0.3"}),
+    "overlay_is_up": True,
+    "answering": {"edge-1": 5.0},
+}
+
+
+def inputs(**other: Any) -> Inputs:
+    unsaid: dict[str, Any] = {
+        "unheard": {},
+        "lost": frozenset(),
+        "stopped": frozenset(),
+        "is_metered": False,
+        "metered": frozenset(),
+        "run_members": frozenset(),
+        "own": Seen(),
+    }
+    return Inputs(**{**unsaid, **FINE, **other})
+
+
+ONE = frozenset({EDGE_1.node_id})
+ECHO = {"answering": {}, "unheard": {"edge-1": 91.0}}
+BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay")})
+
+
+@pytest.mark.parametrize(
+    ("other", "silence"),
+    [
+        ({}, None),
+        (ECHO, Pause(91.0, "echo")),
+        ({**ECHO, "lost": ONE}, Pause(91.0, "echo and registry")),
+        ({**ECHO, "metered": ONE}, Pause(91.0, "echo", is_metered=True)),
+        ({**ECHO, "is_metered": True}, Pause(91.0, "echo", is_metered=True)),
+        # one word against an echo is not enough: its daemon alone is away
+        ({"lost": ONE}, None),
+        # against nobody's it counts, from when it is heard on
+        ({"answering": {}, "lost": ONE}, Pause(NOW_S, "registry")),
+        ({"answering": {}}, None),
+        ({"answering": {}, "overlay_is_up": False}, Pause(NOW_S, "overlay")),
+        # a silence goes on until an answer ends it
+        ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay")),
+        ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo")),
+        ({"own": BEFORE}, None),
+        # whom Ray does not list is not paused, nor who was switched off
+        ({**ECHO, "ray_alive": frozenset({"10.10.0.2"})}, None),
+        ({**ECHO, "stopped": ONE}, None),
+    ],
+)
+def test_what_anybody_knows_of_a_members_silence_counts(other: Mapping[str, Any], silence: Pause | None) -> None:
+    """The head itself is never silent to itself, and who is not in Ray is no member."""
+    found = silent_members(inputs(**other), CLOUD.node_id, NOW_S)
+    assert found == ({} if silence is None else {EDGE_1.node_id: silence})
+
+
+class World:
+    """The part on a board of its own, with its notes."""
+
+    def __init__(self) -> None:
+        self.clock, self.board = FakeClock(), Board(Facts())
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.conditions = ConditionSet(self.clock, ())
+        self.pauses = Pauses(board=self.board, node_id=CLOUD.node_id, clock=self.clock, note=self._note)
+        give(self.board, **FINE)
+
+    def _note(self, what: str, **fields: Any) -> None:
+        self.notes.append((what, fields))
+
+    async def is_paused(self, **facts: Any) -> bool:
+        give(self.board, **facts)
+        self.again_s = await settle(self.pauses, self.board, self.conditions, self.clock)
+        return EDGE_1.node_id in self.board.facts.paused
+
+
+@pytest.mark.parametrize(("metered", "after_s"), [(frozenset(), 8.0), (ONE, 180.0)])
+async def test_a_pause_is_told_some_seconds_after_the_last_answer(metered: frozenset[str], after_s: float) -> None:
+    """Within 10 s; where a question costs money, three of its periods. The part looks in time."""
+    world, now_s = World(), 0.0
+    heard_s = world.clock.monotonic_s()
+    silent = {"answering": {}, "unheard": {"edge-1": heard_s}, "metered": metered}
+    assert not await world.is_paused(**silent)
+    while not (is_paused := await world.is_paused()) and now_s < 2 * after_s:
+        await world.clock.advance(world.again_s)
+        now_s += world.again_s
+    assert is_paused
+    assert now_s == after_s
+
+
+@pytest.mark.parametrize(
+    ("ends", "note"),
+    [
+        ({"answering": {"edge-1": 140.0}, "unheard": {}}, "answers_again"),
+        ({"ray_alive": frozenset({"10.10.0.2"})}, "given_up"),
+        ({"stopped": ONE}, "stopped"),
+        ({"directory": Directory(network_id="n", epoch=2, entries=(CLOUD,))}, "left"),
+    ],
+)
+async def test_what_has_ended_a_pause_is_noted_with_its_length(ends: Mapping[str, Any], note: str) -> None:
+    """Both ends of it are, once each."""
+    world = World()
+    heard_s = world.clock.monotonic_s()
+    await world.clock.advance(130.0)
+    assert await world.is_paused(answering={}, unheard={"edge-1": heard_s})
+    assert await world.is_paused(lost=ONE), "who else says so is no news"
+    assert not await world.is_paused(**ends)
+    (began, at), (ended, lasted) = world.notes
+    assert (began, at["node"], at["told_by"]) == ("paused", "edge-1", "echo")
+    assert (ended, lasted["after"], lasted["silent_s"]) == (note, "2m10s", 130.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (59.9, "59s"), (60, "1m00s"), (130, "2m10s"), (11_100, "3h05m"), (187_200, "2d04h")],
+)
+def test_lengths_are_told_briefly(seconds: float, text: str) -> None:
+    """Two units at most."""
+    assert brief(seconds) == text
