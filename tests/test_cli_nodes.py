@@ -127,6 +127,37 @@ def test_nodes_tells_of_edges_that_are_closed_to_each_other(said: dict[str, str]
     assert [line for line in nodes.lines({**found, **said}, 120) if "access" in line] == told
 
 
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (("ready", "ready"), 0),
+        (("ready", "missing"), 1),
+        (("ready", "off"), 1),
+        (("ready", "paused"), 75),
+        (("missing", "paused"), 75),
+        ((None, None), 0),
+    ],
+)
+def test_the_exit_status_tells_a_pause_from_who_is_missing(states: tuple[str | None, ...], status: int) -> None:
+    """Of an older daemon it is as before."""
+    told = [{"state": state} if state else {} for state in states]
+    rows = [{**EDGE, **row, "ready": row.get("state", "ready") == "ready"} for row in told]
+    assert nodes.exit_status(rows) == status
+
+
+def test_a_watch_tells_a_pause_once() -> None:
+    """Not each second anew, although how long it lasts is told."""
+    rest = {"strangers": [], "left_out": []}
+    looks = [
+        nodes.facts(
+            {"nodes": [{**EDGE, "state": "paused", "ready": False, "ray": ray, "wrong": [f"paused: {ray}"]}], **rest}
+        )
+        for ray in ("paused 12s", "paused 13s")
+    ]
+    assert looks[0]["edge-1"].token == looks[1]["edge-1"].token
+    assert "12s" in looks[0]["edge-1"].text
+
+
 async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None:
     """Who is missing makes the exit status 1; who is there and has a flaw does not."""
     daemon.nodes = [{**EDGE, "open_ports": ["tcp/22 from 10.10.0.2", "udp/5000-5010 from all"]}, ABSENT]

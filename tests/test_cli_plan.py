@@ -257,7 +257,7 @@ def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monk
 
     def call(_socket: Path, *request: str) -> dict[str, Any]:
         asked.append(request)
-        return {"nodes": listed}
+        return {"nodes": listed, "paused": [{"hostname": "edge-1", "why": "no answer for 12s"}]}
 
     monkeypatch.setattr("edgelink.api.client.call", call)
     monkeypatch.setattr("edgelink.cli.driver_run.refuse_elsewhere", lambda paths: {})
@@ -268,7 +268,9 @@ def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monk
     assert asked == [("GET", "/placement/nodes")]
     content = json.loads(result.stdout)
     assert [item["node_rank"] for item in content["placements"]["actor"]] == [0, 0]
-    assert [notice["code"] for notice in content["notices"]] == ["interpreter_not_checked"]
+    assert [notice["code"] for notice in content["notices"]] == ["interpreter_not_checked", "node_paused"]
+    assert "edge-1 is paused" in run(file, "--live").stderr
+    asked.clear()
     with pytest.raises(UsageError, match="two answers to one question"):
         shown(file, "--live", "--nodes", nodes)
 

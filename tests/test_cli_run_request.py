@@ -107,6 +107,30 @@ async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monke
         await eventually(lambda: daemon.open == 0)
 
 
+async def test_a_run_says_when_a_node_is_paused_and_when_it_is_back(tmp_path: Path) -> None:
+    """Once each, however often the daemon speaks meanwhile; one that Ray gives up is not alive."""
+    socket, said = tmp_path / "s", list[str]()
+    daemon = Daemon(socket)
+    paused = {**node("a"), "ready": False, "state": "paused", "paused_s": 130.0, "gives_up_in_s": 320.0}
+    paused["told_by"] = "echo"
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
+        daemon.tell(paused)
+        daemon.tell({**paused, "paused_s": 135.0, "told_by": "echo and registry"})
+        daemon.tell({**node("a"), "state": "ready"})
+        await eventually(lambda: len(said) == 2)
+        assert "edge-1 is paused" in said[0]
+        assert "2m10s" in said[0]
+        assert said[1].startswith("edge-1 answers again after 2m1")
+        daemon.tell(paused)
+        daemon.tell({**node(None), "state": "silent"})
+        await eventually(lambda: len(said) == 4)
+        assert said[3] == "not alive in Ray: edge-1"
+        assert not request.nodes.lost, "a pause is no loss"
+        request.close()
+
+
 async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path) -> None:
     """The driver is not asked; what it says of itself is told to the new daemon; each thing is said once."""
     socket, said = tmp_path / "s", list[str]()

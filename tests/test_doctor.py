@@ -14,7 +14,7 @@ import pytest
 
 from edgelink.config import Config, Paths
 from edgelink.doctor import Surroundings, Verdict
-from edgelink.doctor.daemons import daemon_ready
+from edgelink.doctor.daemons import daemon_ready, nodes_answer
 from edgelink.doctor.direct_paths import judge, stun_answers
 from edgelink.doctor.exposure import firewall_in_place, from_outside
 from edgelink.doctor.inside import Tried, asked_ports, from_overlay, try_ports
@@ -79,6 +79,25 @@ def test_no_daemon_and_an_unready_one_fail(tmp_path: Path) -> None:
     finding = daemon_ready(surroundings(tmp_path, daemons=(unready,)))
     assert finding.verdict is Verdict.FAILED
     assert "OverlayUp DeviceDown" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "verdict"),
+    [
+        ("True", "AllAlive", Verdict.OK),
+        ("False", "NodesPaused", Verdict.FAILED),
+        ("False", "NodesMissing", Verdict.LIMITED),
+        ("Unknown", "DirectoryNotSeen", Verdict.LIMITED),
+    ],
+)
+def test_a_node_that_does_not_answer_the_head_is_no_finding_of_all_is_well(
+    tmp_path: Path, status: str, reason: str, verdict: Verdict
+) -> None:
+    """A head is ready without it, and a robot that is switched off is as usual."""
+    said = [{"type": "NodesReady", "status": status, "reason": reason, "message": "edge-1"}]
+    head = {**EDGE, "role": "head", "conditions": said}
+    assert nodes_answer(surroundings(tmp_path, daemons=(head,))).verdict is verdict
+    assert nodes_answer(surroundings(tmp_path, daemons=(EDGE,))).verdict is Verdict.SKIPPED
 
 
 @pytest.mark.parametrize(

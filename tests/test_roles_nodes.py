@@ -116,6 +116,12 @@ async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: Wor
     assert (row["paused_s"], row["gives_up_in_s"], row["told_by"]) == (130.0, 320.0, "echo and registry")
     assert [text.partition(":")[0] for text in row["wrong"]] == ["paused"]
     assert found["totals"] == {"enrolled": 3, "nodes": 1, "gpus": 0, "cpus": 8.0}
+    samples = {(sample.metric.name, *sample.labels): sample.value for sample in world.view.samples()}
+    assert samples["edgelink_ray_node_paused_seconds", "edge-1", "1"] == 130
+    assert samples["edgelink_ray_node_paused_seconds", "cloud", "0"] == 0
+    live = await world.requests.live_nodes(ROOT, {})
+    assert [one["hostname"] for one in live["paused"]] == ["edge-1"]
+    assert len(live["nodes"]) == 2, "where its processes would be is no other place"
     with pytest.raises(DeadlineError):
         await first(world.view.wait(ROOT, {"goals": {"nodes": 2}, "timeout_s": 0.0}), "done")
 

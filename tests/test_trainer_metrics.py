@@ -140,7 +140,7 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     progress = tmp_path / "progress"
     traffic = iter([Traffic(100, 50), *[Traffic(100 + n, 50) for n in (10, 20, 30)]])
     metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: next(traffic), print)
-    lines = []
+    lines, last_learned = list[str](), list[Learned]()
 
     def on_update(learned: Learned) -> None:
         account.counts = loop.flow.counts
@@ -149,7 +149,8 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
             account.sent_bytes["observations"] = account.sent_bytes.get("observations", 0) + 8
         metrics.evaluated(learned.iteration, [3.0, 5.0])
         metrics.update(learned, 2)
-        lines.append(metrics.line(learned, ["sim", "sim"]))
+        lines.append(metrics.line(learned, ["sim", "sim"], loop.flow.pairs))
+        last_learned[:] = [learned]
 
     loop, _ = training(PlayedCrew([1, 1]), 3, on_update=on_update)
     loop.run(first())
@@ -166,6 +167,7 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     )
     assert last["lag"]["max"] <= 2
     assert lines[-1].startswith("iteration 3/3  return sim:0")
+    assert metrics.line(replace(last_learned[0], abouts=[]), ["sim", "robot"], (0, 1)).count(" –") == 2
     assert lines[-1].endswith("0 s left")
     assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
 
@@ -229,7 +231,7 @@ def test_small_figures_are_not_rounded_away(tmp_path: Path) -> None:
         learned = replace(learned, made=made, abouts=[replace(about, episode_returns=(0.001, 0.003))])
         metrics.update(learned, 1)
         metrics.evaluated(1, [0.002, 0.006])
-        lines.append(metrics.line(learned, ["sim"]))
+        lines.append(metrics.line(learned, ["sim"], [0]))
 
     loop, _ = training(PlayedCrew([1]), 1, on_update=on_update)
     loop.run(first())

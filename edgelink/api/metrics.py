@@ -143,10 +143,21 @@ ONLINE = Metric(
     "the registry's relay",
 )
 WANTED = Metric("edgelink_ray_nodes_expected", "gauge", (), "nodes that take part, the head included", "head")
-ALIVE = Metric("edgelink_ray_nodes_alive", "gauge", (), "those of them that are alive in Ray with their rank", "head")
+ALIVE = Metric(
+    "edgelink_ray_nodes_alive", "gauge", (), "those of them that are alive in Ray with their rank, and answer", "head"
+)
 CPUS = Metric("edgelink_ray_cpus", "gauge", (), "CPUs that Ray has of them", "head")
 GPUS = Metric("edgelink_ray_gpus", "gauge", (), "GPUs that Ray has of them", "head")
-NODE = Metric("edgelink_ray_node_alive", "gauge", ("node", "node_rank"), "1: that node is alive in Ray", "head")
+NODE = Metric(
+    "edgelink_ray_node_alive", "gauge", ("node", "node_rank"), "1: that node is alive in Ray, and answers", "head"
+)
+PAUSED = Metric(
+    "edgelink_ray_node_paused_seconds",
+    "gauge",
+    ("node", "node_rank"),
+    "since the last answer of a node that Ray still counts as alive; 0: it is not paused",
+    "head",
+)
 STRANGERS = Metric("edgelink_ray_strangers", "gauge", (), "nodes in Ray that are none of this network's", "head")
 RUN = Metric("edgelink_run_in_progress", "gauge", (), "1: a driver runs", "head")
 ATTEMPT = Metric(
@@ -221,7 +232,7 @@ def of_fleet(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def of_cluster(nodes: Iterable[Mapping[str, Any]], totals: Mapping[str, float], strangers: int) -> Iterator[Sample]:
-    """Of those that take part in Ray: ``hostname``, ``node_rank`` and ``ready`` of each."""
+    """Of those that take part in Ray: ``hostname``, ``node_rank``, ``ready`` and ``paused_s`` of each."""
     nodes = list(nodes)
     yield WANTED(len(nodes))
     yield ALIVE(totals["nodes"])
@@ -230,6 +241,7 @@ def of_cluster(nodes: Iterable[Mapping[str, Any]], totals: Mapping[str, float], 
     yield STRANGERS(strangers)
     for node in nodes:
         yield NODE(node["ready"], node["hostname"], node["node_rank"])
+        yield PAUSED(node["paused_s"] or 0, node["hostname"], node["node_rank"])
 
 
 def of_run(run: Mapping[str, Any] | None) -> Iterator[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -33,7 +34,8 @@ _NARROW_VERSIONS = ("ray", "python", "torch", "rlinf")
 def command(*, as_json: bool, is_watching: bool) -> int:
     """On the head: every node, what Ray has of it, and what is wrong with it.
 
-    Exit status 0: all are alive in Ray; 1: somebody is missing. With --watch: 0, when Ctrl-C ends it.
+    Exit status 0: all are alive in Ray, and answer; 75: somebody is paused; 1: somebody is missing. With --watch: 0,
+    when Ctrl-C ends it.
     """
     socket_path = Paths.from_environment().node_socket
     require_head(call(socket_path, "GET", "/status"), "`edgelink nodes`")
@@ -48,7 +50,14 @@ def command(*, as_json: bool, is_watching: bool) -> int:
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo("\n".join(lines(found, columns())))
-    return ExitCode.OK if all(node["ready"] for node in found["nodes"]) else ExitCode.FAILED
+    return exit_status(found["nodes"])
+
+
+def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:
+    """Who is paused may be back in a moment; pure."""
+    if any(_is_paused(node) for node in nodes):
+        return ExitCode.TRY_AGAIN
+    return ExitCode.OK if all(node["ready"] for node in nodes) else ExitCode.FAILED
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:
@@ -61,7 +70,7 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
         if ports := node.get("open_ports"):  # a daemon that is older than this command does not tell
             told += wrapped("", f"{_name(node)} is open to other nodes: {', '.join(ports)}", width)
     for node in found["nodes"]:
-        mark, colour = ("!", "yellow") if node["ready"] else ("✗", "red")
+        mark, colour = ("!", "yellow") if node["ready"] or _is_paused(node) else ("✗", "red")
         for text in node["wrong"]:
             told += _marked(mark, colour, f"{_name(node)}: {text}", width)
     for stranger in found["strangers"]:
@@ -70,7 +79,8 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     for left_out in found["left_out"]:
         told += wrapped("- ", f"{left_out['hostname']}: {_LEFT_OUT}", width)
     totals = found["totals"]
-    alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray"
+    paused = sum(map(_is_paused, found["nodes"]))
+    alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray{f', {paused} paused' if paused else ''}"
     return [*told, f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs"]
 
 
@@ -80,7 +90,7 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
     for node in found["nodes"]:
         way = "" if node["path"] is None else f", {way_in_words(node)}"
         has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if node["ready"] else ""
-        state = f"{node['ray']}{way}{has}"
+        state = f"{'paused' if _is_paused(node) else node['ray']}{way}{has}"  # for how long is no change
         reasons = [text.partition(":")[0] for text in node["wrong"]]  # what follows may tell how long, or how much
         told[_name(node)] = Fact("; ".join([state, *reasons]), "; ".join([state, *node["wrong"]]))
     for left_out in found["left_out"]:
@@ -88,6 +98,10 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
     for stranger in found["strangers"]:
         told[f"Ray at {stranger['overlay_ip']} ({stranger['hostname']})"] = Fact("?", stranger["wrong"][0])
     return told
+
+
+def _is_paused(node: dict[str, Any]) -> bool:
+    return node.get("state") == "paused"  # an older daemon does not tell
 
 
 def _name(node: dict[str, Any]) -> str:

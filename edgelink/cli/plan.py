@@ -70,7 +70,7 @@ def command(
         if not live and nodes_file is None:
             with read.located():
                 return _check(file, read, as_json=as_json)
-        nodes, driver = _live_nodes() if live else _nodes_of(nodes_file)
+        nodes, driver, live_notices = _live_nodes() if live else (*_nodes_of(nodes_file), [])
         with read.located():
             plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
     except InvalidClusterError as error:
@@ -92,7 +92,7 @@ def command(
         raise UsageError(f"{file} has no component {component!r}", hint=hint)
     found = _budget(plan, file, read, budget)
     if as_json:
-        told = [notice.to_dict() for notice in (*read.notices, *plan.notices)]
+        told = [notice.to_dict() for notice in (*read.notices, *plan.notices, *live_notices)]
         resolved = plan.to_dict(env=show_env)
         for item in chain.from_iterable(resolved["placements"].values() if show_env else ()):
             item["env"] = {name: masked(name, text) for name, text in item["env"].items()}
@@ -101,6 +101,7 @@ def command(
         click.echo(json.dumps({"ok": is_ok, **resolved, **links, "notices": told}, indent=2))
     else:
         _show(plan, read, component, show_env=show_env)
+        _show_notices(live_notices)
         if found is not None:
             from edgelink.cli.link_budget import show
 
@@ -132,20 +133,27 @@ def _check(file: Path, read: ReadCluster, *, as_json: bool) -> int:
     return ExitCode.OK
 
 
-def _live_nodes() -> tuple[list[Node], Driver | None]:
-    """Those that Ray lists; of their environments nothing is known here. Raises UsageError: this is not the head."""
+def _live_nodes() -> tuple[list[Node], Driver | None, list[Notice]]:
+    """Those that Ray lists, and who of them is paused; of their environments nothing is known here.
+
+    Raises:
+        UsageError: this is not the head.
+        PlacementError: Ray lists none.
+    """
     from edgelink.api.client import call
     from edgelink.cli.driver_run import refuse_elsewhere
     from edgelink.config.paths import Paths
 
     paths = Paths.from_environment()
     refuse_elsewhere(paths)
-    listed: Sequence[Mapping[str, Any]] = call(paths.node_socket, "GET", "/placement/nodes")["nodes"]
-    nodes = [Node(**item) for item in listed]
+    answer: Mapping[str, Any] = call(paths.node_socket, "GET", "/placement/nodes")
+    nodes = [Node(**item) for item in answer["nodes"]]
     if not nodes:
         raise PlacementError("Ray lists no node yet", hint="`edgelink status` says what the head waits for")
     home = next((index for index, node in enumerate(nodes) if node.rank == 0), 0)
-    return nodes, Driver(home)
+    paused = answer.get("paused", ())  # an older daemon does not tell
+    notices = [Notice("node_paused", f"{one['hostname']} is paused: {one['why']}") for one in paused]
+    return nodes, Driver(home), notices
 
 
 def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: bool) -> None:

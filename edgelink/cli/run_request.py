@@ -12,7 +12,9 @@ from typing import Any
 from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
+from edgelink.duration import brief
 from edgelink.errors import EdgelinkError
+from edgelink.ray_cluster.pause import pause_in_words
 from edgelink.training.driver import DriverControl
 from edgelink.training.run_record import RunRecord
 from edgelink.training.supervision import NodeWatch, Supervision
@@ -54,6 +56,7 @@ class RunRequest:
         self._stream: EventStream | None = None
         self._closing = threading.Event()
         self._not_alive: tuple[str, ...] = ()
+        self._paused_since_s: dict[str, float] = {}  # by name
 
     def wait_until_granted(self, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The grant; ``show`` gets who is waited for.
@@ -152,11 +155,26 @@ class RunRequest:
             self.nodes.update(nodes, self._clock.monotonic_s())
         if not all(node.get("ray_known", True) for node in nodes):
             return  # until somebody can say who is alive, what was said last holds
-        not_alive = tuple(node["hostname"] or f"rank {node['node_rank']}" for node in nodes if not node["ready"])
+        self._tell_pauses(nodes)
+        not_alive = tuple(
+            _name(node) for node in nodes if not node["ready"] and _name(node) not in self._paused_since_s
+        )
         if not_alive != self._not_alive:
             self._not_alive = not_alive
             names = ", ".join(not_alive)
             self._say(f"not alive in Ray: {names}" if names else "all nodes are alive in Ray again")
+
+    def _tell_pauses(self, nodes: list[dict[str, Any]]) -> None:
+        """Say who does not answer any more, and who does again."""
+        now_s, before = self._clock.monotonic_s(), self._paused_since_s
+        paused = {_name(node): node for node in nodes if node.get("state") == "paused"}  # an older daemon does not tell
+        self._paused_since_s = {name: before.get(name, now_s - node["paused_s"]) for name, node in paused.items()}
+        for name in paused.keys() - before.keys():
+            node = paused[name]
+            why = pause_in_words(node["paused_s"], node["gives_up_in_s"], node["told_by"])
+            self._say(f"{name} is paused, and what needs it waits: {why}")
+        for name in [_name(node) for node in nodes if node["ready"] and _name(node) in before]:
+            self._say(f"{name} answers again after {brief(now_s - before[name])}")
 
     def _guard(self, supervision: Supervision, control: DriverControl, look: Callable[[], None]) -> None:
         told: tuple[str, ...] = ()
@@ -176,3 +194,7 @@ class RunRequest:
                 self._say("ending the driver, which is still there")
                 control.end()
                 return
+
+
+def _name(node: dict[str, Any]) -> str:
+    return node["hostname"] or f"rank {node['node_rank']}"

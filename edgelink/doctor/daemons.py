@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from edgelink.condition_table.informing import NODES_READY
+from edgelink.conditions import Status
 from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.registry.payloads import Role
 
 
 def daemon_ready(surroundings: Surroundings) -> Finding:
@@ -30,3 +33,18 @@ def daemon_ready(surroundings: Surroundings) -> Finding:
     if all(daemon["ready"] for daemon in surroundings.daemons):
         return Finding(Verdict.OK, phases)
     return Finding(Verdict.FAILED, f"{phases}: {'; '.join(unmet)}", remedy="`edgelink status` says what to do")
+
+
+def nodes_answer(surroundings: Surroundings) -> Finding:
+    """Does every node of the cluster answer the head?
+
+    Ray lists a node that is cut off as alive for as long as it rides through; the head's daemon asks each.
+    """
+    heads = [daemon for daemon in surroundings.daemons if daemon["role"] == Role.HEAD.value]
+    said = [one for head in heads for one in head["conditions"] if one["type"] == NODES_READY.name]
+    if not said:
+        return Finding(Verdict.SKIPPED, "the head knows")
+    message, remedy = said[0]["message"], "`edgelink nodes` names each, for how long, and what to do"
+    if said[0]["status"] == Status.TRUE.value:
+        return Finding(Verdict.OK, message)
+    return Finding(Verdict.FAILED if said[0]["reason"] == "NodesPaused" else Verdict.LIMITED, message, remedy=remedy)

@@ -24,6 +24,7 @@ from edgelink.doctor.check import Check
 TOPICS: Mapping[str, tuple[Check, ...]] = {
     "node": (
         daemons.daemon_ready,
+        daemons.nodes_answer,
         software.daemon_current,
         state.membership,
         state.secrets_private,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgelink.duration import brief
 from edgelink.ray_cluster.ride_through import buried_after_s
 
 
@@ -25,3 +26,9 @@ class Pause:
         """Seconds until Ray may give the member up at the earliest. Ray rarely does so at once then."""
         at_once_s, _ = buried_after_s(ride_through_s)
         return max(0.0, self.since_s + at_once_s - now_s)
+
+
+def pause_in_words(paused_s: float, gives_up_in_s: float, told_by: str) -> str:
+    """For people: how long it lasts, who says so, and until when."""
+    left = f"gives it up in {brief(gives_up_in_s)} or later" if gives_up_in_s > 0 else "may give it up any moment"
+    return f"no answer for {brief(paused_s)}, says {told_by}; Ray rides through, and {left}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from edgelink.api import metrics
@@ -79,8 +80,7 @@ class Nodes:
     def samples(self) -> Iterator[Sample]:
         """What the head tells Prometheus of the cluster and of its runs."""
         found = self._runs.nodes()
-        rows = [{"hostname": node.hostname, "node_rank": node.node_rank, "ready": node.ready} for node in found]
-        yield from metrics.of_cluster(rows, totals(found), len(self._runs.gang.strangers()))
+        yield from metrics.of_cluster([asdict(node) for node in found], totals(found), len(self._runs.gang.strangers()))
         yield from metrics.of_run(self._runs.record)
 
     async def wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -170,9 +170,8 @@ def _in_ray(node: NodeReadiness) -> str:
 def wrong(node: NodeReadiness, status: NodeStatus | None) -> list[str]:
     """What a person should look at on this node; pure."""
     found = [] if node.ready else [node.message]
-    if node.paused_s is not None and node.gives_up_in_s is not None:
-        left = f"gives it up in {brief(node.gives_up_in_s)}" if node.gives_up_in_s else "may give it up any moment"
-        found = [f"paused: no answer for {brief(node.paused_s)}, says {node.told_by}; Ray rides through, and {left}"]
+    if node.pause_in_words:
+        found = [f"paused: {node.pause_in_words}"]
     found += node.warnings
     if status is not None and status.online:
         found += [

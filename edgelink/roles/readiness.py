@@ -7,7 +7,7 @@ from typing import Literal
 
 from edgelink.conditions import Status
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.pause import Pause, pause_in_words
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 
@@ -59,6 +59,13 @@ class NodeReadiness:
     paused_s: float | None = field(default=None, compare=False)  # since its last answer
     gives_up_in_s: float | None = field(default=None, compare=False)  # until Ray may give it up, at the earliest
     ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
+
+    @property
+    def pause_in_words(self) -> str:
+        """Empty where it is not paused."""
+        if self.paused_s is None or self.gives_up_in_s is None or self.told_by is None:
+            return ""
+        return pause_in_words(self.paused_s, self.gives_up_in_s, self.told_by)
 
 
 def versions_of(status: NodeStatus | None) -> Versions:

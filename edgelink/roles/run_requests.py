@@ -118,9 +118,10 @@ class RunRequests:
         return {}
 
     async def live_nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan."""
+        """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan, and who of them is paused."""
         names = {str(entry.overlay_ip): entry.hostname for entry, _ in self._runs.ranks()}
-        devices = {node.overlay_ip: node.device for node in self._runs.nodes()}
+        seen = self._runs.nodes()
+        devices = {node.overlay_ip: node.device for node in seen}
         nodes = [
             {
                 "rank": member.rank,
@@ -132,7 +133,8 @@ class RunRequests:
             }
             for member in self._runs.alive().values()
         ]
-        return {"nodes": nodes}
+        paused = [{"hostname": node.hostname, "why": node.pause_in_words} for node in seen if node.pause_in_words]
+        return {"nodes": nodes, "paused": paused}
 
     async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -192,7 +194,7 @@ def _record_in(body: dict[str, Any]) -> RunRecord | None:
 
 def _facts(node: NodeReadiness) -> tuple[Any, ...]:
     """What a caller whose driver runs has to be told of."""
-    return node.ready, node.ray_node_id, node.online, node.ray_known
+    return node.state, node.ray_node_id, node.online, node.ray_known
 
 
 def node_count(cluster: Any) -> int:

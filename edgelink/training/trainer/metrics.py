@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,11 @@ class Metrics:
             with suppress(OSError):
                 self._curves.close()
 
-    def line(self, learned: Learned, kinds: Sequence[str]) -> str:
-        """One update for people."""
-        returns = "  ".join(
-            f"{kinds[about.rank]}:{about.rank} {_mean_text(about.episode_returns)}" for about in learned.abouts
-        )
+    def line(self, learned: Learned, kinds: Sequence[str], pairs: Collection[int]) -> str:
+        """One update for people. Each of ``pairs``, which are there, has its column, also without experience in it."""
+        told = {about.rank: _mean_text(about.episode_returns) for about in learned.abouts}
+        told |= {pair: "–" for pair in pairs if pair not in told}
+        returns = "  ".join(f"{kinds[pair]}:{pair} {told[pair]}" for pair in sorted(told))
         samples = sum(about.samples for about in learned.abouts)
         width = len(str(self._iterations))
         done = learned.iteration - self._account.first_iteration + 1

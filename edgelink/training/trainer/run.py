@@ -320,7 +320,7 @@ class Run:
             first_iteration=self._iteration + 1,
             iterations=run.iterations,
             say=self._say,
-            on_update=lambda learned: self._updated(learned, len(training.flow.pairs)),
+            on_update=lambda learned: self._updated(learned, list(training.flow.pairs)),
             on_fragment=account.came,
             on_offered=self._budget.offered,
             on_evaluation=self._evaluated,
@@ -346,14 +346,14 @@ class Run:
             self._voice.settle()
             self._slots = training.slots
 
-    def _updated(self, learned: Learned, live_pairs: int) -> None:
+    def _updated(self, learned: Learned, pairs: list[int]) -> None:
         with self._signals.deferred():
-            self._write_down(learned, live_pairs)
+            self._write_down(learned, pairs)
         run = self._config.run
         if self._iteration % run.checkpoint_every == 0 or self._iteration == run.iterations:
             self._save_checkpoint()
 
-    def _write_down(self, learned: Learned, live_pairs: int) -> None:
+    def _write_down(self, learned: Learned, pairs: list[int]) -> None:
         account = self.account
         for about in learned.abouts:
             account.learned[about.rank] += about.samples
@@ -364,8 +364,8 @@ class Run:
         self._budget.add(learned, time.monotonic())
         self._iteration = account.iterations = learned.iteration
         assert self._metrics is not None
-        self._metrics.update(learned, live_pairs)
-        self._voice.progress(self._metrics.line(learned, self._kinds))
+        self._metrics.update(learned, len(pairs))
+        self._voice.progress(self._metrics.line(learned, self._kinds, pairs))
         if step_file := os.environ.get(STEP_FILE_VARIABLE):
             with suppress(OSError):  # for those who watch; training does not depend on it
                 Path(step_file).write_text(f"{self._iteration}")
