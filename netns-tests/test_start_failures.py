@@ -281,7 +281,7 @@ def test_an_unusable_configuration(enrolled: Lab, tmp_path: Path) -> None:
     ("text", "words"),
     [
         pytest.param(None, "No such file", id="missing"),
-        pytest.param("cluster: [", "not valid YAML", id="no-yaml"),
+        pytest.param("cluster: [", "line 1 opens a bracket", id="no-yaml"),
         pytest.param("model: x", "no cluster section", id="no-section"),
         pytest.param({"num_nodes": 0}, "num_nodes", id="num-nodes"),
         pytest.param({"num_nodes": 2}, "node_groups[1].node_ranks", id="rank-out-of-range"),

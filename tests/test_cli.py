@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +19,7 @@ from click.testing import CliRunner
 from edgelink.cli import main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
 from edgelink.errors import UsageError
+from edgelink.registry.token import Token
 
 pytestmark = pytest.mark.processes
 
@@ -75,6 +78,23 @@ def test_a_token_that_is_typed_counts_more_than_the_one_that_a_container_has(tmp
     assert CliRunner().invoke(join, [], env=image).output == "elt1_of-the-image\n"
     assert CliRunner().invoke(join, ["elt1_typed"], env=image).output == "elt1_typed\n"
     assert CliRunner().invoke(join, ["elt1_typed", "--token-file", "x"], env=image).exit_code == 2
+
+
+def test_who_stops_join_is_told_that_the_token_is_still_good(tmp_path: Path) -> None:
+    """The same machine gets the same lease for it, whether the registry had answered or not."""
+    (tmp_path / "edgelink.yaml").write_text("hostname: robot\noverlay: {kind: existing, device: lo}\n")
+    places = {"EDGELINK_CONFIG": str(tmp_path / "edgelink.yaml"), "EDGELINK_STATE_DIR": str(tmp_path / "state")}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        token = Token("abcdefgh", "s" * 32, bytes(32), base64.b64encode(bytes(32)).decode(), "n" * 16, (address,))
+        command = [sys.executable, "-m", "edgelink.cli.main", "join", token.encode()]
+        process = subprocess.Popen(command, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True)
+        silent.settimeout(60)
+        with silent.accept()[0]:  # it waits for an answer
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the token is still good" in said
 
 
 def test_stop_needs_no_configuration_without_mistakes(tmp_path: Path) -> None:

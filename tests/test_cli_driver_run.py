@@ -291,7 +291,9 @@ async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:
     run.send_signal(signal.SIGTERM)
     _, words = await run.communicate()
     assert run.returncode == 1, words
-    assert len(head.records[-1]["attempts"]) == 1
+    (attempt,) = head.records[-1]["attempts"]
+    assert attempt["what_followed"] in words.decode(), "people are told what has ended"
+    assert "ended" in attempt["what_followed"]
     assert head.records[-1]["command"] == sys.executable, "no arguments: they may hold secrets"
 
 
@@ -402,6 +404,24 @@ async def test_code_that_cannot_be_carried_is_refused_before_the_nodes_are_waite
     output, words = await run.communicate()
     assert run.returncode == 78, words
     assert (output, head.most_open) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["no-such-program"], "no-such-program: command not found"),
+        (["python3", "-X", "dev", "mytrian.py"], "did you mean mytrain.py?"),
+    ],
+)
+async def test_a_command_that_cannot_begin_is_refused_before_the_nodes_are_waited_for(
+    head: Head, command: list[str], told: str
+) -> None:
+    """They may take a minute to come."""
+    (head.directory / "mytrain.py").touch()
+    run = await start_edgelink(head.directory, "run", "--", *command, cwd=head.directory)
+    _, words = await run.communicate()
+    assert (run.returncode, head.bodies) == (2, [])
+    assert told in words.decode()
 
 
 @pytest.mark.parametrize("options", [("--json",), ()])

@@ -92,6 +92,12 @@ def test_a_whole_number_is_that_number(seed: int) -> None:
     assert configuration({}, ["run.iterations=1e3"]).run.iterations == 1000
 
 
+def test_who_stops_a_run_is_told_how_it_goes_on(tmp_path: Path) -> None:
+    """Without checkpoints there is nothing to go on from."""
+    assert "--resume auto" in parse(["--checkpoint-dir", str(tmp_path)]).how_to_go_on
+    assert "saved nothing" in parse([]).how_to_go_on
+
+
 def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Path) -> None:
     """As `--resume` is."""
     options = parse(["--checkpoint-dir", str(tmp_path), "--resume", "run.seed=4"])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import click
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
+from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.cli.run_directory import present_directory, run_directory
@@ -34,6 +34,7 @@ from edgelink.files import write_atomic
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
+from edgelink.training.command_check import check_command, find_program
 from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.grant_checks import check_grant
@@ -74,6 +75,7 @@ def run_driver_here(
     detected = framework_of(wishes.framework, argv, present_directory())
     if cluster is not None:
         detected = with_cluster_file(detected)
+    check_command(argv, present_directory(), verbs(), _search_path(paths, detected.framework, wishes))
     say(str(detected))
     if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
         _check_code(wishes.over(os.environ))
@@ -132,6 +134,9 @@ class _Run:
                 if not decision.relaunch:
                     return decision.exit_status
                 self._clock.block(decision.delay_s)
+        except KeyboardInterrupt:  # while CMD runs, Ctrl+C is its own
+            say("stopped: CMD does not run, and waits for nothing any more; the head daemon goes on")
+            raise
         finally:
             if self._request is not None:
                 self._request.close()
@@ -199,7 +204,7 @@ class _Run:
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
                 if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
                     say(f"warning: {Notice(**notice)}")
-        program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
+        program = find_program(self._argv[0], _joined_path(environment))
         if number == 1:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
@@ -318,13 +323,23 @@ def _as_number(step: str | None) -> float | None:
         return None
 
 
-def _find_program(name: str, path: str, path_of_caller: str) -> str:
-    """``name`` as the driver's PATH has it, else the caller's own. Raises UsageError."""
-    path = f"{path}:{path_of_caller}"
-    program = shutil.which(name, path=path)
-    if program is None:
-        raise UsageError(f"{name}: command not found", hint=f"it was looked for in {path}")
-    return program
+def verbs() -> list[str]:
+    """EdgeLink's own commands."""
+    return edgelink.list_commands(click.Context(edgelink))
+
+
+def _joined_path(environment: Mapping[str, str]) -> str:
+    """The driver's search path, and after it the caller's own."""
+    return f"{environment['PATH']}:{os.environ.get('PATH', '')}"
+
+
+def _search_path(paths: Paths, framework: Framework, wishes: EnvironmentWishes) -> str | None:
+    """The path on which the driver's program will be found. None: the daemon does not know it yet."""
+    try:
+        granted = call(paths.node_socket, "GET", "/driver-environment")
+    except EdgelinkError:
+        return None
+    return _joined_path(driver_environment(granted, framework, wishes).variables)
 
 
 def refuse_elsewhere(paths: Paths) -> dict[str, Any]:

@@ -18,14 +18,16 @@ import click
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
-from edgelink.cli.driver_run import read_cluster_file, run_driver_here
+from edgelink.cli.driver_run import read_cluster_file, run_driver_here, verbs
 from edgelink.cli.preflight import PreflightWishes
+from edgelink.cli.run_directory import present_directory
 from edgelink.cli.step_down import require_root_may_drive
 from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 from edgelink.files import private_directory
+from edgelink.training.command_check import check_command
 from edgelink.training.driver import END_WITH_US, is_nohup
 from edgelink.training.supervision import Supervision
 
@@ -55,6 +57,7 @@ def run_head_for_command(
     config = load_config(config_path)
     require_network_administrator(config)
     require_root_may_drive(config)
+    check_command(argv, present_directory(), verbs())
     cluster = read_cluster_file(cluster_file, argv, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)

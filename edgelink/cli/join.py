@@ -69,7 +69,11 @@ def command(
     daemon.require_network_administrator(config)
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)
     assert enrolment is not None  # read_token does not return without a token
-    lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
+    try:
+        lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
+    except KeyboardInterrupt:  # the registry gives a machine the same lease for the same token
+        click.echo("edgelink: stopped; the token is still good: run the same command again", err=True)
+        raise
     click.echo(f"joined as {described(lease)}")
     if machine is None:
         click.echo(f"now run:  edgelink {lease.role.value}", err=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _MAX_SCRIPT_BYTES = 1024 * 1024
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _REST = frozenset({"$@", "$*", "${@}", "${*}", "${@:1}"})
 
 
@@ -43,7 +43,7 @@ def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:
 
 def is_commands_of(program: str, option: str) -> bool:
     """Whether what follows is commands: ``bash -c``, ``sh -lc``."""
-    return Path(program).name in _SHELLS and re.fullmatch(r"-[a-z]*c", option) is not None
+    return Path(program).name in SHELLS and re.fullmatch(r"-[a-z]*c", option) is not None
 
 
 def _read(script: Path) -> str | None:

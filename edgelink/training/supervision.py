@@ -156,7 +156,10 @@ def decide(supervision: Supervision, attempts: Sequence[Ended], backoff: Backoff
     """What to do now that the last of ``attempts`` has ended."""
     last = attempts[-1]
     what = _in_words(last)
-    if last.by_user or (last.exit_status in _ASKED_FOR and not last.by_us and not last.troubled):
+    if last.by_user:
+        why = "stopped on request: CMD and what it started here have ended"
+        return Decision(relaunch=False, exit_status=last.exit_status, why=why)
+    if last.exit_status in _ASKED_FOR and not last.by_us and not last.troubled:
         return Decision(relaunch=False, exit_status=last.exit_status, why="")
     if not last.by_us and last.exit_status == ExitCode.OK:
         return Decision(relaunch=False, exit_status=ExitCode.OK, why="")

@@ -131,6 +131,13 @@ class Options:
     run_id: str
     attempt: int
 
+    @property
+    def how_to_go_on(self) -> str:
+        """What to do after the run was stopped."""
+        if self.checkpoint_dir is None:
+            return "It saved nothing: with --checkpoint-dir DIR a run can go on with --resume"
+        return f"The same command with --resume auto goes on from the newest checkpoint in {self.checkpoint_dir}"
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Parse ``arguments``; ends the process with status 2 on mistakes, as argparse does, after naming all of them."""

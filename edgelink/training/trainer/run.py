@@ -457,7 +457,8 @@ def main(arguments: Sequence[str], package: Path) -> int:
     except (Stopped, Exception) as error:
         signals.release()
         if stopped := stop_behind(error):
-            voice.complain(f"edgelink train: stopped by {signal.Signals(stopped.number).name}")
+            name = signal.Signals(stopped.number).name
+            voice.complain(f"edgelink train: stopped by {name}; nothing of it runs any more. {options.how_to_go_on}")
             return 128 + stopped.number
         if isinstance(error, TrainerError):
             voice.complain(f"edgelink train: {error}")

@@ -1,0 +1,68 @@
+"""Look for the program and the script of a command before anybody waits for nodes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from edgelink.errors import UsageError
+from edgelink.training.command_words import SHELLS
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs", "-o")  # of Python, and of a shell
+
+
+def check_command(argv: Sequence[str], directory: Path, verbs: Collection[str], path: str | None = None) -> None:
+    """Refuse a command of which it is sure that it cannot begin.
+
+    Args:
+        directory: where it runs.
+        verbs: EdgeLink's own commands.
+        path: the search path of the driver and of its caller. None: not known yet, so the program is not looked for.
+
+    Raises:
+        UsageError: the program, its script or EdgeLink's command is not there.
+    """
+    if path is not None:
+        find_program(argv[0], path)
+    name = Path(argv[0]).name
+    if name == "edgelink" and len(argv) > 1 and not argv[1].startswith("-") and argv[1] not in verbs:
+        near = get_close_matches(argv[1], verbs, n=1)
+        hint = f"did you mean `edgelink {near[0]}`?" if near else "`edgelink --help` lists its commands"
+        raise UsageError(f"edgelink has no command {argv[1]!r}", hint=hint)
+    script = _script(argv) if _PYTHON.fullmatch(name) or name in SHELLS else None
+    if script is not None and not (directory / script).exists():
+        raise UsageError(f"{script}: there is no such file in {directory}", hint=_near_file(directory / script))
+
+
+def find_program(name: str, path: str) -> str:
+    """Return the path of the program ``name``. Raises UsageError."""
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise UsageError(f"{name}: command not found", hint=f"it was looked for in {path}")
+    return program
+
+
+def _script(argv: Sequence[str]) -> str | None:
+    """Return the file that an interpreter is to run. None: a module, a command, or standard input."""
+    words = iter(argv[1:])
+    for word in words:
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif word == "-" or (not word.startswith("--") and re.search("[cms]", word)):
+            return None
+    return None
+
+
+def _near_file(missing: Path) -> str:
+    try:
+        there = [each.name for each in missing.parent.iterdir()]
+    except OSError:
+        there = []
+    near = get_close_matches(missing.name, there, n=1)
+    return f"did you mean {near[0]}?" if near else "correct the path, or `cd` to where the file is"
