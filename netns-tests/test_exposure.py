@@ -456,6 +456,10 @@ def test_what_json_prints_is_what_its_page_says(road: Road) -> None:
     for node in NODES:
         assert list(deviations(json.loads(told(node, "status")), schema.Status)) == []
     assert list(deviations(json.loads(told(CLOUD, "nodes")), schema.Nodes)) == []
+    for node in (RELAY, EDGE):
+        members = json.loads(told(node, "nodes"))
+        assert list(deviations(members, schema.Members)) == []
+        assert {row["hostname"] for row in members["members"]} == set(NODES)
     probe, summary = map(json.loads, told(CLOUD, "ping", EDGE, "-c", "1").splitlines())
     assert [*deviations(probe, schema.Probe), *deviations(summary, schema.PingSummary)] == []
 

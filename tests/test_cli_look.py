@@ -419,14 +419,14 @@ def pinging(monkeypatch: pytest.MonkeyPatch, rtts: Sequence[float | str | None],
     """`edgelink ping edge-1 ARGV`, where Ctrl-C comes after the last answer; a text is why no daemon answers."""
     left = list(rtts)
 
-    def ask(_paths: Any, _question: dict[str, Any]) -> dict[str, Any]:
+    def ask(_method: str, _path: str, _question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if not left:
             raise KeyboardInterrupt
         if isinstance(rtt := left.pop(0), str):
             raise DaemonNotRunningError(rtt)
         return {**WAY, "rtt_ms": rtt}
 
-    monkeypatch.setattr(ping, "ask", ask)
+    monkeypatch.setattr(ping, "call_here", ask)
     return CliRunner().invoke(ping.command, ["edge-1", "--interval", "0.05", *argv], standalone_mode=False)
 
 

@@ -76,6 +76,15 @@ async def test_all_others_are_told_with_the_way_to_them(others: Others) -> None:
     assert peers["edge-77"]["role"] is None
 
 
+async def test_who_answers_is_told_of_those_that_are_asked(overlay: FakeOverlay) -> None:
+    """Nobody asks the others."""
+    board = Board(Facts())
+    give(board, overlay_spec=SPEC, answering={"relay": 1.0}, silent={"cloud": 2.0})
+    peers = (await Others(board=board, known=lambda: KNOWN, overlay=overlay).peers(ANYBODY, {}))["peers"]
+    answers = {node["hostname"]: node["answers"] for node in peers}
+    assert (answers["relay"], answers["cloud"], answers["edge-1"]) == (True, False, None)
+
+
 @pytest.mark.parametrize(
     ("wanted", "address"),
     [("edge-1", "10.10.0.3"), ("1", "10.10.0.3"), ("10.10.0.3", "10.10.0.3"), ("2", "10.10.0.4"), ("0", "10.10.0.2")],

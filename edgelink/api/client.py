@@ -134,6 +134,18 @@ def call(
         connection.close()
 
 
+def call_here(method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30.0) -> Any:
+    """The answer of this machine's head or edge, else of its relay. Raises as :func:`call`."""
+    paths = Paths.from_environment()
+    try:
+        return call(paths.node_socket, method, path, body, timeout_s=timeout_s)
+    except DaemonNotRunningError as node_error:
+        try:
+            return call(paths.bootstrap_socket, method, path, body, timeout_s=timeout_s)
+        except DaemonNotRunningError:
+            raise node_error from None  # most machines are no relay
+
+
 class EventStream(Iterator[dict[str, Any]]):
     """The daemon's answers to one request, as they come. ``close`` tells the daemon that we are gone.
 

@@ -212,7 +212,7 @@ class Totals(TypedDict):
 
 
 class Nodes(TypedDict):
-    """`edgelink nodes --json`"""
+    """`edgelink nodes --json` on the head"""
 
     schema: _Version
     nodes: Annotated[list[Node], "by rank"]
@@ -223,6 +223,33 @@ class Nodes(TypedDict):
     strangers: Annotated[list[Stranger], ""]
     left_out: Annotated[list[LeftOut], ""]
     totals: Annotated[Totals, ""]
+
+
+class Member(TypedDict):
+    """A member of the network, as the relay or an edge knows it."""
+
+    hostname: Annotated[str | None, "null: this machine, which has not joined"]
+    role: Annotated[Literal["relay", "head", "edge"] | None, "null: EasyTier alone tells of it"]
+    node_rank: Annotated[int | None, ""]
+    overlay_ip: Annotated[str | None, ""]
+    state: Annotated[
+        str | None,
+        "on the relay the phase that it tells of itself, in small letters, or offline; on an edge answers or silent; "
+        "null: not known here",
+    ]
+    path: Annotated[Literal["self", "direct", "relayed"] | None, "from this machine; null: not known"]
+    via: Annotated[str | None, "through whom"]
+    protocol: Annotated[str | None, ""]
+    latency_ms: Annotated[float | None, "EasyTier's own"]
+    loss: Annotated[float | None, "EasyTier's own, 0 to 1"]
+    loses_full_packets: Annotated[bool | None, ""]
+
+
+class Members(TypedDict):
+    """`edgelink nodes --json` on the relay and on edges"""
+
+    schema: _Version
+    members: Annotated[list[Member], "this machine first"]
 
 
 class Probe(TypedDict):
@@ -436,6 +463,7 @@ class Version(TypedDict):
 DOCUMENTS: tuple[type, ...] = (
     Status,
     Nodes,
+    Members,
     Away,
     Doctor,
     Probe,

@@ -47,7 +47,8 @@ GROUPS = {
     },
     "Look": {
         "status": "show this node's state",
-        "nodes": "list every node and what is wrong with it (head)",
+        "nodes": "list every node and what is wrong with it",
+        "ip": "print the overlay address of a node",
         "ping": "measure the way to a node over the overlay",
         "doctor": "check this machine and say what to do",
         "logs": "show the log of the daemon, EasyTier or Ray",

@@ -1,4 +1,4 @@
-"""``edgelink nodes``: every node of the cluster, what Ray has of it, and what is wrong with it."""
+"""``edgelink nodes``: every node of the network, on the head with what Ray has of it and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import call
+from edgelink.api.client import call, call_here
 from edgelink.api.schema import VERSION
+from edgelink.cli import members
 from edgelink.cli.layout import columns, table, wrapped
 from edgelink.cli.options import json_option
-from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.config.paths import Paths
@@ -32,25 +32,30 @@ _NARROW_VERSIONS = ("ray", "python", "torch", "rlinf")
 @json_option
 @watch_option
 def command(*, as_json: bool, is_watching: bool) -> int:
-    """On the head: every node, what Ray has of it, and what is wrong with it.
+    """List every node. On the head: what Ray has of it, and what is wrong with it.
 
-    Exit status 0: all are alive in Ray, and answer; 75: somebody is paused; 1: somebody is missing. With --watch: 0,
-    when Ctrl-C ends it.
+    On the relay and on edges: whom the registry names, how each is reached, and who is away as far as that is known
+    there. Exit status 0: all are alive in Ray and answer, or elsewhere nobody is known to be away; 75: somebody is
+    paused; 1: somebody is missing. With --watch: 0, when Ctrl-C ends it.
     """
-    socket_path = Paths.from_environment().node_socket
-    require_head(call(socket_path, "GET", "/status"), "`edgelink nodes`")
+    is_head = call_here("GET", "/status")["role"] == "head"
 
     def look() -> dict[str, Any]:
-        return {"schema": VERSION, **call(socket_path, "GET", "/nodes")}
+        if is_head:
+            return {"schema": VERSION, **call(Paths.from_environment().node_socket, "GET", "/nodes")}
+        return {"schema": VERSION, "members": members.members_here()}
 
+    draw, told = (lines, facts) if is_head else (members.lines, members.facts)
     if is_watching:
-        return watch(look, draw=lines, facts=facts, as_json=as_json)
+        return watch(look, draw=draw, facts=told, as_json=as_json)
     found = look()
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo("\n".join(lines(found, columns())))
-    return exit_status(found["nodes"])
+        click.echo("\n".join(draw(found, columns())))
+    if is_head:
+        return exit_status(found["nodes"])
+    return ExitCode.OK if members.are_well(found["members"]) else ExitCode.FAILED
 
 
 def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:

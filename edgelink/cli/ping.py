@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.api.client import DaemonNotRunningError, call_here
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.status import way_in_words
 from edgelink.clock import SystemClock
-from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
 _LEAST_INTERVAL_S = 0.05
@@ -40,7 +39,7 @@ def command(*, node: str, count: int, interval_s: float, timeout_s: float, is_fu
 
     Exit status 0: it answered at least once; 1: it did not.
     """
-    clock, paths = SystemClock(), Paths.from_environment()
+    clock = SystemClock()
     question = {"node": node, "timeout_s": timeout_s, "full": is_full}
     answers: list[dict[str, Any]] = []
     gone: DaemonNotRunningError | None = None
@@ -48,7 +47,7 @@ def command(*, node: str, count: int, interval_s: float, timeout_s: float, is_fu
         while count == 0 or len(answers) < count:
             started_s = clock.monotonic_s()
             try:
-                answers.append(ask(paths, question))
+                answers.append(call_here("POST", "/ping", question, timeout_s=timeout_s + _ANSWER_S))
             except DaemonNotRunningError as error:
                 if count != 0 or not answers:
                     gone = error
@@ -66,19 +65,6 @@ def command(*, node: str, count: int, interval_s: float, timeout_s: float, is_fu
     if gone is not None:
         raise gone
     return ExitCode.OK if any(answer["rtt_ms"] is not None for answer in answers) else ExitCode.FAILED
-
-
-def ask(paths: Paths, question: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the node's daemon here, or of the relay's. Raises DaemonNotRunningError, DaemonError."""
-    timeout_s = question["timeout_s"] + _ANSWER_S
-    try:
-        answer: dict[str, Any] = call(paths.node_socket, "POST", "/ping", question, timeout_s=timeout_s)
-    except DaemonNotRunningError as node_error:
-        try:
-            answer = call(paths.bootstrap_socket, "POST", "/ping", question, timeout_s=timeout_s)
-        except DaemonNotRunningError:
-            raise node_error from None  # most machines are no relay
-    return answer
 
 
 def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,17 +10,16 @@ from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from typing import Any, Protocol
 
+from edgelink.api.find_node import find
 from edgelink.api.server import Caller, Route, route
 from edgelink.errors import OverlayError, UsageError
 from edgelink.facts.board import Board
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import HEADERS_BYTES
 from edgelink.registry.payloads import ClusterSpec, Directory
-from edgelink.wording import few
 
 LONGEST_PATIENCE_S = 10.0
 _PAYLOAD_BYTES = 56
-_MOST_NAMED = 20
 _WAY = ("path", "via", "protocol", "latency_ms", "loss", "loses_full_packets")
 
 
@@ -50,9 +49,11 @@ class Overlay(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What tells which of the nodes is this one."""
+    """What tells which of the nodes is this one, and who of those that it asks answers it."""
 
     overlay_spec: OverlaySpec | None
+    answering: Mapping[str, float]
+    silent: Mapping[str, float]
 
 
 class Others:
@@ -70,10 +71,13 @@ class Others:
         yield route("POST", "/ping", self.ping)
 
     async def peers(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        """Every other node, with the way to it as far as that is known."""
+        """Every other node, with the way to it as far as that is known, and whether it answers this one's echoes."""
         own_ip = self._own_ip
         nodes = await self._nodes()
-        return {"peers": [node for node in nodes if node["overlay_ip"] != str(own_ip)]}
+        asked = self._board.select(Inputs)
+        answers = dict.fromkeys(asked.answering, True) | dict.fromkeys(asked.silent, False)
+        others = (node for node in nodes if node["overlay_ip"] != str(own_ip))
+        return {"peers": [{**node, "answers": answers.get(node["hostname"])} for node in others]}
 
     async def ping(self, _caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``{"node": NAME|RANK|ADDRESS, "timeout_s": …, "full": …}``: one ping, and the way to that node.
@@ -109,22 +113,6 @@ def together(known: Iterable[KnownNode], ways: Iterable[Mapping[str, Any]]) -> l
     found = [asdict(node) | _way(by_ip.pop(node.overlay_ip, None)) for node in known]
     rest = (asdict(KnownNode(way["hostname"], way["overlay_ip"])) | _way(way) for way in by_ip.values())
     return [*found, *rest]
-
-
-def find(wanted: str, nodes: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The node of that hostname, overlay address or node rank. Raises UsageError, naming those that are known; pure."""
-    nodes = list(nodes)
-    for key in ("hostname", "overlay_ip", "node_rank"):
-        for node in nodes:
-            if node[key] is not None and str(node[key]) == wanted:
-                return node
-    names = [node["hostname"] for node in nodes]
-    told = few(names, most=_MOST_NAMED)
-    raise UsageError(
-        f"{wanted!r} is no node of this network",
-        hint=f"name one by hostname, rank or overlay address; known are: {told or 'none yet, see `edgelink status`'}",
-        reason="NoSuchNode",
-    )
 
 
 def members_of(directory: Directory | None, spec: ClusterSpec | None) -> list[KnownNode]:
