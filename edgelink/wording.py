@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts its daemon
+
+
+def role_in_words(verb: str) -> str:
+    """The name of the role whose daemon the command ``verb`` starts."""
+    return _ROLES.get(verb, verb)
+
 
 def few(names: Sequence[object], most: int = 8) -> str:
     """``a, b and 3 more``: not more names than can be read."""

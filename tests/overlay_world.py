@@ -177,9 +177,7 @@ class World:
             clock=self.clock,
             preflight=self.preflight,
             private_hosts=self.hosts,
-            guard=TableKeeper(
-                self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded
-            ),
+            guard=TableKeeper(self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded),
             routes=self.routes,
             congestion=self.congestion,
             mend=self.mend,

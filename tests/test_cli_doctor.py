@@ -12,7 +12,7 @@ from doctor_world import Machine
 
 from edgelink.api import schema
 from edgelink.cli import doctor
-from edgelink.doctor import CHECKS
+from edgelink.doctor import CHECKS, TOPICS
 from edgelink.doctor.check import name_of
 from edgelink.testing.schema import deviations
 
@@ -29,7 +29,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do; then what is well, by topic; then the sums."""
+    """With what to do; then a line for what is well of each topic; then the sums."""
     monkeypatch.setenv("COLUMNS", "80")
     assert run().return_value == 0
     edge.paths.node_key.chmod(0o644)
@@ -41,9 +41,26 @@ def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatc
     assert lines[1].split()[:2] == ["✗", "secrets-private"]
     assert max(map(len, lines)) <= 80
     second = next(number for number, line in enumerate(lines) if line.startswith("! ray-environment"))
-    assert second < lines.index("node") < lines.index("shell")
+    topics = [line.split()[1] for line in lines if line.startswith("✓")]
+    assert topics[0] == "node"
+    assert second < next(number for number, line in enumerate(lines) if line.startswith("✓"))
     assert "what to do: unset RAY_ADDRESS" in result.output
     assert lines[-1].startswith("1 failed, 1 limited, ")
+
+
+def test_a_machine_that_is_well_is_a_line_a_topic(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with statements as far as they fit. In full there is a line for each check."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = json.loads(run("--json").output)["checks"]
+    well = {row["topic"] for row in rows if row["verdict"] == "ok"}
+    *lines, _ = run().output.splitlines()
+    assert [line.split()[1] for line in lines] == [topic for topic in TOPICS if topic in well]
+    assert max(map(len, lines)) <= 80
+    by_topic = {line.split()[1]: line for line in lines}
+    told = [row for row in rows if row["message"] in by_topic.get(row["topic"], "")]
+    assert {row["topic"] for row in told} == well
+    full = run("--verbose").output
+    assert all(row["check"] in full for row in rows)
 
 
 def test_what_it_says_to_do_can_be_typed(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

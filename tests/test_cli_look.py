@@ -183,7 +183,7 @@ def test_a_node_that_is_well_is_told_in_a_few_lines() -> None:
 
 def test_the_relay_is_called_relay() -> None:
     """Whatever the command is called that starts it; once, where the machine has the same name."""
-    relay = {"role": "bootstrap", "hostname": "relay", "nodes": [], "node_rank": None}
+    relay: dict[str, Any] = {"role": "bootstrap", "hostname": "relay", "nodes": [], "node_rank": None}
     assert shown(**relay)[0] == "relay: Ready"
     assert shown(**{**relay, "hostname": "vps"})[0] == "relay vps: Ready"
 

@@ -160,7 +160,9 @@ def test_the_series_do_not_grow_with_the_square_of_the_network() -> None:
     """500 nodes: an edge names the few that it needs, the head each once."""
     ways = [way(f"edge-{number}", loss=0.0) for number in range(500)]
     assert len(list(metrics.of_paths(ways, {"edge-1", "edge-2"}))) == 2 + 2 * 4
-    rows = [{"hostname": f"edge-{number}", "node_rank": number, "ready": True, "paused_s": None} for number in range(500)]
+    rows = [
+        {"hostname": f"edge-{number}", "node_rank": number, "ready": True, "paused_s": None} for number in range(500)
+    ]
     totals = {"nodes": 500, "cpus": 2000.0, "gpus": 0}
     everything = [*metrics.of_paths(ways, None), *metrics.of_cluster(rows, totals, 0)]
     assert len(read_samples(everything)) < 3000

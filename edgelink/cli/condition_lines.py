@@ -19,14 +19,8 @@ MARKS = {
     Weight.COMES: ("…", "yellow"),
     Weight.WRONG: ("✗", "red"),
 }
-_ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts it
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _AS_IT_SAYS = "what the sentence says"  # to do, in the table of conditions
-
-
-def role_in_words(verb: str) -> str:
-    """Return the name of the role whose daemon the command ``verb`` starts."""
-    return _ROLES.get(verb, verb)
 
 
 def weight_among(condition: Condition, conditions: Iterable[Condition]) -> Weight:

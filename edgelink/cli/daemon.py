@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from edgelink import __version__, log
-from edgelink.cli.condition_lines import role_in_words
 from edgelink.cli.foreground import Steps
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.registry.token import Token
 from edgelink.roles.enrolment import Enrolment
+from edgelink.wording import role_in_words
 
 
 def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:

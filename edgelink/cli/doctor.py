@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from edgelink.wording import printable
 _KNOCK_TIMEOUT_S = 120.0  # as many relays as there are, one after the other
 _ANSWER_S = 2.0
 _NAME_WIDTH = 22
+_TOPIC_WIDTH = 8
 _MOST_COLUMNS = 100
 _OUTSIDE, _OVERLAY = "from-outside", "from-overlay"
 _MARKS = {
@@ -47,7 +48,7 @@ _COUNTED = (Verdict.FAILED, Verdict.LIMITED, Verdict.OK, Verdict.SKIPPED)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @config_option
 @json_option
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Also tell of what was skipped, and why.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="List every check, with what was skipped and why.")
 @click.option(
     "--from-outside", "is_outside", is_flag=True, help="Have a relay try which ports answer on the public side."
 )
@@ -165,7 +166,7 @@ def _look_over_overlay(surroundings: Surroundings, of_node: str, ports: tuple[in
 
 
 def _show(by_topic: Mapping[str, Mapping[str, Finding]], *, shows_all: bool) -> None:
-    """What is wrong first, then the rest by topic, and a line with the sums."""
+    """What is wrong first, then a line a topic, or with ``shows_all`` each check, and a line with the sums."""
     width = columns()
     width = width if width == UNLIMITED else min(width, _MOST_COLUMNS)
     everything = {name: finding for found in by_topic.values() for name, finding in found.items()}
@@ -180,17 +181,33 @@ def _show(by_topic: Mapping[str, Mapping[str, Finding]], *, shows_all: bool) -> 
         for name, finding in wrong.items():
             _show_one(name, finding, width)
     for topic, found in by_topic.items():
-        rest = {
-            name: finding
-            for name, finding in found.items()
-            if name not in wrong and (shows_all or finding.verdict is Verdict.OK or name in (_OUTSIDE, _OVERLAY))
-        }
-        if rest:
+        rest = {name: finding for name, finding in found.items() if name not in wrong}
+        asked = {name: finding for name, finding in rest.items() if shows_all or name in (_OUTSIDE, _OVERLAY)}
+        if asked:
             click.secho(topic, bold=True)
-            for name, finding in rest.items():
+            for name, finding in asked.items():
                 _show_one(name, finding, width)
+        if not shows_all and (well := [finding for finding in rest.values() if finding.verdict is Verdict.OK]):
+            _show_well(topic, well, len(found) - len(rest), width)
     counts = {verdict: sum(f.verdict is verdict for f in everything.values()) for verdict in _COUNTED}
-    click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    click.echo(told if shows_all else f"{told}; `edgelink doctor --verbose` lists all")
+
+
+def _show_well(topic: str, well: Sequence[Finding], wrong: int, width: int) -> None:
+    """As many statements as fit into a line, and how many more there are."""
+    mark, colour = _MARKS[Verdict.OK]
+    left = width - _TOPIC_WIDTH - 3
+    told: list[str] = []
+    for finding in well:
+        statement = printable(finding.message)
+        if len(", ".join([*told, statement, f"and {len(well)} more"])) <= left:
+            told.append(statement)
+    others = [f"and {len(well) - len(told)} more"] if len(told) < len(well) else []
+    text = ", ".join([*told, *others])
+    if wrong or not told:
+        text = f"{len(well)} of {len(well) + wrong} checks are well"
+    click.echo(f"{click.style(mark, fg=colour)} {topic:<{_TOPIC_WIDTH}} {text}")
 
 
 def _show_one(name: str, finding: Finding, width: int) -> None:

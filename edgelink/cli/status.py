@@ -19,13 +19,14 @@ from edgelink.api.client import (
     without_socket,
 )
 from edgelink.api.schema import VERSION
-from edgelink.cli.condition_lines import hanging, marked, note, role_in_words, weight_among
+from edgelink.cli.condition_lines import hanging, marked, note, weight_among
 from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.condition_table import Weight
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
+from edgelink.wording import role_in_words
 
 _MOST_WAYS = 20  # the conditions should stay on the screen
 

@@ -6,6 +6,7 @@ from edgelink.condition_table.informing import NODES_READY
 from edgelink.conditions import Status
 from edgelink.doctor.check import Finding, Surroundings, Verdict
 from edgelink.registry.payloads import Role
+from edgelink.wording import role_in_words
 
 
 def daemon_ready(surroundings: Surroundings) -> Finding:
@@ -23,13 +24,13 @@ def daemon_ready(surroundings: Surroundings) -> Finding:
         )
         return Finding(Verdict.FAILED, "; ".join(surroundings.silent), remedy=remedy)
     unmet = [
-        f"{daemon['role']}: {condition['type']} {condition['reason']}"
+        f"{role_in_words(daemon['role'])}: {condition['type']} {condition['reason']}"
         for daemon in surroundings.daemons
         if not daemon["ready"]
         for condition in daemon["conditions"]
         if condition["status"] != "True"
     ]
-    phases = ", ".join(f"{daemon['role']} {daemon['phase']}" for daemon in surroundings.daemons)
+    phases = ", ".join(f"the {role_in_words(daemon['role'])} is {daemon['phase']}" for daemon in surroundings.daemons)
     if all(daemon["ready"] for daemon in surroundings.daemons):
         return Finding(Verdict.OK, phases)
     return Finding(Verdict.FAILED, f"{phases}: {'; '.join(unmet)}", remedy="`edgelink status` says what to do")

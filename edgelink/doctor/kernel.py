@@ -56,7 +56,7 @@ def capabilities(surroundings: Surroundings) -> Finding:
     ]
     if missing:
         return failed(listed(missing), "run it as root; in a container add `--cap-add NET_ADMIN --cap-add NET_RAW`", "")
-    return ok("CAP_NET_ADMIN and CAP_NET_RAW are there")
+    return ok("the daemons may make devices and send pings")
 
 
 def open_files(surroundings: Surroundings) -> Finding:
@@ -83,7 +83,7 @@ def open_files(surroundings: Surroundings) -> Finding:
         return limited(listed(low), remedy)
     if not figures:
         return skipped("none of this node's processes runs, or only root can look")
-    return ok("no process of this node is near its limit", listed(figures))
+    return ok("no process of this node is near its limit of open files", listed(figures))
 
 
 def process_limit(surroundings: Surroundings) -> Finding:
@@ -109,7 +109,7 @@ def process_limit(surroundings: Surroundings) -> Finding:
             f"raise {name}: TasksMax= of the unit, `--pids-limit` of the container, or the sysctl",
             f"{least} left",
         )
-    return ok("there is room for Ray's workers", f"{least} left")
+    return ok("Ray's workers may start enough processes", f"{least} left")
 
 
 def inotify(surroundings: Surroundings) -> Finding:
@@ -123,7 +123,7 @@ def inotify(surroundings: Surroundings) -> Finding:
         return limited(f"each user may have {most} inotify instances", remedy, f"{most}")
     if error := surroundings.probes.inotify_error():
         return limited(f"the kernel gives out no inotify any more: {error}", remedy, "" if most is None else f"{most}")
-    return ok("the kernel gives it out", "" if most is None else f"{most} a user")
+    return ok("the kernel gives out inotify", "" if most is None else f"{most} a user")
 
 
 def congestion_control(surroundings: Surroundings) -> Finding:
@@ -155,7 +155,7 @@ def congestion_control(surroundings: Surroundings) -> Finding:
     others = {end: control for end, control in judged.items() if control != CONTROL}
     figure = listed(sorted(set(judged.values())))
     if not others:
-        return ok("EasyTier's connections use what suits long links", figure)
+        return ok("EasyTier's connections use a congestion control for long links", figure)
     available = text_of(surroundings.proc_sys / "net/ipv4/tcp_available_congestion_control").split()
     remedy = "`host.tcp_congestion: bbr` sets it for the whole machine; connections take it when they begin anew"
     if CONTROL not in available:
@@ -191,7 +191,7 @@ def conntrack(surroundings: Surroundings) -> Finding:
             f"sysctl net.netfilter.nf_conntrack_max={most * 4}",
             f"{now} of {most}",
         )
-    return ok("there is room", f"{now} of {most}")
+    return ok("the kernel's table of connections has room", f"{now} of {most}")
 
 
 def ephemeral_ports(surroundings: Surroundings) -> Finding:
@@ -219,7 +219,7 @@ def ephemeral_ports(surroundings: Surroundings) -> Finding:
             f"sysctl net.ipv4.ip_local_reserved_ports={both.replace(', ', ',')}, or a narrower ip_local_port_range",
             f"{first}-{last}",
         )
-    return ok("none of them lies in its range for outgoing connections", f"{first}-{last}")
+    return ok("outgoing connections take no port of EdgeLink or Ray", f"{first}-{last}")
 
 
 def _control_groups(surroundings: Surroundings, pid: int) -> list[Path]:

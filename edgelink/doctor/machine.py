@@ -70,7 +70,7 @@ def memory(surroundings: Surroundings) -> Finding:
     figure = f"{least.free // _MIB} of {of}{least.total // _MIB} MiB free"
     if least.free < least.total * _LEAST_MEMORY:
         return failed("Ray ends workers in this state", "end what takes the memory (`ps aux --sort=-rss`)", figure)
-    return ok("enough for Ray's memory monitor", figure)
+    return ok("memory is enough for Ray's memory monitor", figure)
 
 
 def state_disk(surroundings: Surroundings) -> Finding:
@@ -97,7 +97,7 @@ def state_disk(surroundings: Surroundings) -> Finding:
             return failed(f"{directory} is full", "free some space there (`df -h`)", figures[-1])
         if space.free_bytes < little_bytes:
             return limited(f"there is little room at {directory}", "free some space there (`df -h`)", figures[-1])
-    return ok("there is room for state and logs", figures[0])
+    return ok("the disk has room for state and logs", figures[0])
 
 
 def ray_disk(surroundings: Surroundings) -> Finding:
@@ -121,7 +121,7 @@ def ray_disk(surroundings: Surroundings) -> Finding:
         return failed("Ray makes no objects on a disk that is 95 % full", remedy, figure)
     if free < _LITTLE_RAY_DISK:
         return limited("Ray makes no objects once this disk is 95 % full", remedy, figure)
-    return ok("Ray has room", figure)
+    return ok("the disk has room for Ray", figure)
 
 
 def ray_directory_private(surroundings: Surroundings) -> Finding:
@@ -148,7 +148,7 @@ def ray_directory_private(surroundings: Surroundings) -> Finding:
             f"other users may run code as Ray's user: {why}",
             f"`chown {uid} {private}; chmod 700 {private}`, and let only root or that user write to what is above it",
         )
-    return ok("no other user may enter it", str(private))
+    return ok("no other user may enter Ray's directory", str(private))
 
 
 def shared_memory(surroundings: Surroundings) -> Finding:
@@ -169,7 +169,7 @@ def shared_memory(surroundings: Surroundings) -> Finding:
         return failed("shared memory is smaller than the smallest object store that Ray starts with", remedy, figure)
     if total < wanted:
         return limited("Ray's object store does not fit into /dev/shm: Ray puts it on the disk", remedy, figure)
-    return ok("Ray's object store fits", figure)
+    return ok("Ray's object store fits into shared memory", figure)
 
 
 def _default_object_store(surroundings: Surroundings, shared_memory_bytes: int) -> int:
@@ -203,7 +203,7 @@ def clock(surroundings: Surroundings) -> Finding:
         return failed("this clock is wrong: certificates of other services are refused, logs mislead", remedy, figure)
     if abs(offsets[address]) >= _SKEW_S:
         return limited("this clock differs: logs and reports of several nodes do not line up", remedy, figure)
-    return ok("it agrees", figure)
+    return ok("the clock agrees with the other nodes'", figure)
 
 
 def wifi_power_save(surroundings: Surroundings) -> Finding:
@@ -222,7 +222,7 @@ def wifi_power_save(surroundings: Surroundings) -> Finding:
             f"{device} sleeps between packets: round trips take up to some hundred ms more",
             f"iw dev {device} set power_save off; for good: wifi.powersave = 2 in NetworkManager's configuration",
         )
-    return ok(f"{device} does not sleep")
+    return ok(f"{device} does not sleep between packets")
 
 
 def gpu(surroundings: Surroundings) -> Finding:
@@ -269,7 +269,7 @@ def gpu(surroundings: Surroundings) -> Finding:
             "if CUDA_VISIBLE_DEVICES hides the others from the daemon on purpose, say so by ray.num_gpus",
             figure,
         )
-    return ok("they answer", figure)
+    return ok("the GPUs answer", figure)
 
 
 def _without_device(surroundings: Surroundings, wanted: int | None) -> Finding:

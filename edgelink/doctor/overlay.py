@@ -48,7 +48,7 @@ def overlay_network(surroundings: Surroundings) -> Finding:
         check_collision(network, others)
     except OverlayAddressError as error:
         return refused(error)
-    return ok("what is for it leaves by its device", str(network))
+    return ok("packets for the overlay leave by its device", str(network))
 
 
 def overlay_mtu(surroundings: Surroundings) -> Finding:
@@ -76,7 +76,7 @@ def overlay_mtu(surroundings: Surroundings) -> Finding:
         )
     if not full:
         return skipped("no other node answers an echo")
-    return ok(f"from and to {listed([name for name in peers if name not in lost])}", f"{mtu} bytes")
+    return ok(f"full packets pass from and to {listed([name for name in peers if name not in lost])}", f"{mtu} bytes")
 
 
 def _remedy(surroundings: Surroundings, holes: list[str]) -> str:
@@ -108,7 +108,7 @@ def echo_answered(surroundings: Surroundings) -> Finding:
             f"nothing answers at udp port {PORT} of {own}: other nodes cannot compare clocks with this one",
             "the condition EchoAnswered of `edgelink status` says why",
         )
-    return ok("it does", f"udp port {PORT}")
+    return ok("this machine answers pings", f"udp port {PORT}")
 
 
 def foreign_easytier(surroundings: Surroundings) -> Finding:
@@ -126,7 +126,7 @@ def foreign_easytier(surroundings: Surroundings) -> Finding:
             f"an EasyTier that EdgeLink did not start runs here: {listed(foreign)}",
             "end it, and what starts it at boot; the documentation tells how to take its network over",
         )
-    return ok("only this node's own" if found else "none runs")
+    return ok("no EasyTier runs but this node's own" if found else "no EasyTier runs")
 
 
 def reverse_names(surroundings: Surroundings) -> Finding:
@@ -149,4 +149,4 @@ def reverse_names(surroundings: Surroundings) -> Finding:
             "`host.hosts: add` (the default) has EdgeLink keep their names; or mend /etc/resolv.conf",
             f"{max(slow):.1f} s for one name",
         )
-    return ok("by /etc/hosts" if not unknown else "DNS answers at once")
+    return ok(f"{'DNS' if unknown else '/etc/hosts'} has the other nodes' names at once")

@@ -36,7 +36,7 @@ def foreign_ray(surroundings: Surroundings) -> Finding:
             f"a Ray that EdgeLink did not start runs here: {listed(foreign)}",
             "end it by whoever started it; until then use `edgelink run` and `edgelink exec`, and never `ray stop`",
         )
-    return ok("only this node's own" if found else "none runs")
+    return ok("no Ray runs but this node's own" if found else "no Ray runs")
 
 
 def ports_free(surroundings: Surroundings) -> Finding:
@@ -59,7 +59,7 @@ def ports_free(surroundings: Surroundings) -> Finding:
         return failed(
             f"taken by others: {listed(taken)}", "end that process, or set the key in parentheses to another port"
         )
-    return ok("they are", f"{len(wanted)} ports")
+    return ok(f"{len(wanted)} ports free, or this node's own")
 
 
 def leftover_ray_token(surroundings: Surroundings) -> Finding:
@@ -85,7 +85,7 @@ def leftover_ray_token(surroundings: Surroundings) -> Finding:
             f"{listed(found)}: plain Ray programs of this user log in with it, and this cluster refuses them",
             "remove it, or use `edgelink exec -- ray …`, which says which token counts",
         )
-    return ok("there is none")
+    return ok("no Ray token is left in a home directory")
 
 
 def ray_environment(surroundings: Surroundings) -> Finding:
@@ -108,7 +108,7 @@ def ray_environment(surroundings: Surroundings) -> Finding:
         return limited(
             listed(wrong), f"unset {' '.join(each.partition('=')[0] for each in wrong)} (~/.bashrc? ~/.profile?)"
         )
-    return ok("nothing leads elsewhere")
+    return ok("no variable leads Ray elsewhere")
 
 
 def collective_devices(surroundings: Surroundings) -> Finding:
@@ -127,7 +127,7 @@ def collective_devices(surroundings: Surroundings) -> Finding:
             f"{', '.join(f'{name}={value}' for name, value in wrong.items())}: the overlay's device is {device}",
             f"unset {' '.join(wrong)}: `edgelink run` sets what its framework needs",
         )
-    return ok("nothing names another device")
+    return ok("no variable names another device for collectives")
 
 
 def proxy(surroundings: Surroundings) -> Finding:
@@ -163,7 +163,7 @@ def environment_size(surroundings: Surroundings) -> Finding:
         return failed("a driver of plain Ray with this environment gets no workers", remedy, figure)
     if size_bytes >= _LARGE_ENVIRONMENT_BYTES:
         return limited("with what Ray adds to it, this environment is close to the limit", remedy, figure)
-    return ok("it is", figure)
+    return ok("the environment is small enough for Ray's workers", figure)
 
 
 def _is_excepted(address: str, environ: Mapping[str, str]) -> bool:

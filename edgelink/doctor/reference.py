@@ -14,7 +14,8 @@ _HEAD = f"""# What `edgelink doctor` checks
 
 `edgelink doctor` asks {len(CHECKS)} questions about this machine, side by side, in some seconds. It changes nothing and
 shows no secret. With `sudo` it sees more: what only root may look at is skipped else. `edgelink doctor NAME…` asks only
-what is named, by check or by topic; `-v` also shows what was skipped, and why.
+what is named, by check or by topic. What is wrong comes first, then a line for each topic. `-v` lists every check, and
+why some were skipped.
 
 Each answer has a verdict, the figure behind it where there is one, and what to do where something is to be done:
 

@@ -23,6 +23,7 @@ from edgelink.errors import TokenError
 from edgelink.process import ports
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
+from edgelink.wording import few
 
 Targets = dict[tuple[str, int], Greeting]
 
@@ -88,7 +89,8 @@ def relay_reachable(surroundings: Surroundings) -> Finding:
     wrong = {target: why for target, why in answers.items() if isinstance(why, str)}
     figure = listed([f"{host}:{port} {ms:.0f} ms" for (host, port), ms in answers.items() if not isinstance(ms, str)])
     if not wrong:
-        return ok("they do" if answers else "there is no other relay", figure)
+        ports = few(sorted({port for _, port in answers}), 4)
+        return ok(f"relay ports {ports} reachable" if answers else "there is no other relay", figure)
     others = {target: why for target, why in wrong.items() if isinstance(why, NotARelay)}
     silent = {target: why for target, why in wrong.items() if target not in others}
     parts = (("no connection to", silent, _LET_OUT), ("no relay of this network answers at", others, _PORTAL))

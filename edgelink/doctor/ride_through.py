@@ -19,7 +19,7 @@ def ride_through_agrees(surroundings: Surroundings) -> Finding:
         check_agreement(surroundings.config.ride_through, network_s)
     except ConfigError as error:
         return Finding(Verdict.FAILED, error.message, figure=in_words(network_s), remedy=error.hint)
-    return Finding(Verdict.OK, "outages of up to this length cost a pause, not the run", figure=in_words(network_s))
+    return Finding(Verdict.OK, f"outages of up to {in_words(network_s)} cost a pause, not the run")
 
 
 def tcp_resumes(surroundings: Surroundings) -> Finding:
@@ -51,7 +51,7 @@ def tcp_outlives(surroundings: Surroundings) -> Finding:
     patience = patience_s(surroundings.ride_through_s)
     figure = f"gives up after {now.gives_up_after_s:.0f} s"
     if now.gives_up_after_s >= patience:
-        return Finding(Verdict.OK, f"{patience} s are needed", figure=figure)
+        return Finding(Verdict.OK, f"connections outlive the {patience} s that are needed", figure=figure)
     wanted = host_tcp.wanted(now, patience)
     return Finding(
         Verdict.FAILED if now.gives_up_after_s < surroundings.ride_through_s else Verdict.LIMITED,
@@ -71,7 +71,7 @@ def tcp_probes(surroundings: Surroundings) -> Finding:
     if now.mtu_probing is None:
         return Finding(Verdict.SKIPPED, "the kernel does not say")
     if now.mtu_probing:
-        return Finding(Verdict.OK, "it does", figure=str(now.mtu_probing))
+        return Finding(Verdict.OK, "TCP finds its way through a smaller MTU", figure=str(now.mtu_probing))
     return Finding(
         Verdict.LIMITED,
         "where an uplink drops full packets without a word, every connection through it stands still",

@@ -35,7 +35,7 @@ def robot_answers(surroundings: Surroundings) -> Finding:
         )
     if answering is None:
         return skipped(f"no ping is answered by {listed([*doubtful])}, and only root can ask by ARP; run it with sudo")
-    return ok(f"{listed(robots)} answer")
+    return ok(f"robots answer: {listed(robots)}")
 
 
 def robot_stopped(surroundings: Surroundings) -> Finding:
@@ -53,7 +53,7 @@ def robot_stopped(surroundings: Surroundings) -> Finding:
         told = [f"{name} ({stop['cause']}, {stop['time']})" for name, stop in stopped.items()]
         resume = shlex.join(["edgelink", "robot", "resume", next(iter(stopped))])
         return limited(f"stopped: {listed(told)}", f"once it is safe: `{resume}`")
-    return ok("none is")
+    return ok("no robot is stopped")
 
 
 def _neighbours(surroundings: Surroundings) -> dict[str, str]:

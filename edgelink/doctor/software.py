@@ -12,6 +12,7 @@ from edgelink.errors import EdgelinkError
 from edgelink.overlay.capabilities import NEWEST_KNOWN, parse_version
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
+from edgelink.wording import role_in_words
 
 _CLOCK_IS_SET_S = 1_704_067_200.0  # 2024: a clock that shows less was never set, as of a board that has just booted
 
@@ -27,7 +28,7 @@ def easytier(surroundings: Surroundings) -> Finding:
         found = surroundings.probes.find_easytier(surroundings.config)
     except EdgelinkError as error:
         if "EasyTier" in surroundings.own_pids and surroundings.config.overlay.easytier_core is None:
-            return ok("it runs; the daemon has found it where this shell does not look")
+            return ok("EasyTier runs; the daemon has found it where this shell does not look")
         return refused(error)
     newer = " (newer than the newest that was tried)" if parse_version(found.version) > NEWEST_KNOWN else ""
     if found.cli is None:
@@ -36,7 +37,7 @@ def easytier(surroundings: Surroundings) -> Finding:
             "install EasyTier's archive as a whole",
             found.full_version,
         )
-    return ok(f"{found.core}{newer}", found.full_version)
+    return ok(f"EasyTier is {found.core}{newer}", found.full_version)
 
 
 def mosquitto(surroundings: Surroundings) -> Finding:
@@ -47,7 +48,7 @@ def mosquitto(surroundings: Surroundings) -> Finding:
         program, plugin = surroundings.probes.find_mosquitto()
     except EdgelinkError as error:
         return refused(error)
-    return ok(f"{program} with {plugin.name}")
+    return ok(f"Mosquitto is {program}, with {plugin.name}")
 
 
 def interpreter(surroundings: Surroundings) -> Finding:
@@ -62,7 +63,8 @@ def interpreter(surroundings: Surroundings) -> Finding:
         RayCapabilities.for_version(found.ray_version)
     except EdgelinkError as error:
         return refused(error)
-    return ok(f"{found.python}, as {user.name}", f"Python {found.python_version}, Ray {found.ray_version}")
+    figure = f"Python {found.python_version}, Ray {found.ray_version}"
+    return ok(f"Ray's interpreter is {found.python}, run as {user.name}", figure)
 
 
 def versions(surroundings: Surroundings) -> Finding:
@@ -101,7 +103,7 @@ def versions(surroundings: Surroundings) -> Finding:
         return failed(listed(refusals), remedy)
     if told:
         return limited(listed(told), "install the same versions on all nodes")
-    return ok("they agree", f"Python {own.python}, Ray {own.ray}, EdgeLink {__version__}")
+    return ok("versions agree with the other nodes'", f"Python {own.python}, Ray {own.ray}, EdgeLink {__version__}")
 
 
 def daemon_current(surroundings: Surroundings) -> Finding:
@@ -112,7 +114,7 @@ def daemon_current(surroundings: Surroundings) -> Finding:
     if not surroundings.daemons:
         return skipped("no daemon runs here")
     old = [
-        f"the {daemon['role']} daemon runs EdgeLink {daemon['version']}, {__version__} is installed"
+        f"the {role_in_words(daemon['role'])}'s daemon runs EdgeLink {daemon['version']}, {__version__} is installed"
         for daemon in surroundings.daemons
         if daemon.get("version", __version__) != __version__
     ]
@@ -120,15 +122,15 @@ def daemon_current(surroundings: Surroundings) -> Finding:
     with suppress(OSError):
         changed_s = surroundings.config_file.stat().st_mtime if surroundings.config_file else None
     for daemon in surroundings.daemons:
-        started_s = _started_s(surroundings.paths, daemon["role"])
+        who, started_s = role_in_words(daemon["role"]), _started_s(surroundings.paths, daemon["role"])
         if changed_s is not None and started_s is not None and started_s > _CLOCK_IS_SET_S and changed_s > started_s:
-            old.append(f"{surroundings.config_file} was changed after the {daemon['role']} daemon had read it")
+            old.append(f"{surroundings.config_file} was changed after the {who}'s daemon had read it")
     if old:
         return limited(
             listed(old),
             "restart the daemon, EasyTier and Ray go on meanwhile; for the configuration `systemctl reload` does",
         )
-    return ok("they do", __version__)
+    return ok("the daemons run what is installed and configured", __version__)
 
 
 def _started_s(paths: Paths, role: str) -> float | None:

@@ -67,7 +67,7 @@ def secrets_private(surroundings: Surroundings) -> Finding:
                 f"another user may put something else in the place of {directory}: {why}",
                 "stop the daemon, move the directory below one that nobody else may write to, and join again",
             )
-    return ok("they are")
+    return ok("key files are readable by root only")
 
 
 def _secrets(surroundings: Surroundings) -> Iterator[Path]:
