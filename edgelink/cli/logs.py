@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from edgelink.api.client import DaemonNotRunningError, EventStream, call
+from edgelink.api.find_node import find
 from edgelink.cli.node_argument import NodeName, known_nodes
 from edgelink.cli.options import Ago, config_option
 from edgelink.cli.ray_request import require_head
@@ -26,7 +27,6 @@ from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
 from edgelink.process.output import Follower, read_end
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.temp_dir import ray_log_directory
-from edgelink.roles.others import find
 from edgelink.roles.report import RAY_LOGS, hide_secrets, mask
 from edgelink.service import units as service_units
 from edgelink.wording import printable
