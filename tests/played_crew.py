@@ -243,7 +243,7 @@ class PlayedRunCrew(PlayedCrew):
     def has(self, slot: Slot) -> bool:
         return True
 
-    def wait(self, answer: Any, purpose: str) -> Any:
+    def wait(self, answer: Any, purpose: str, within_s: float | None = None) -> Any:
         return self.value(answer)
 
     def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:

@@ -73,6 +73,15 @@ def test_the_plan_is_shown_by_machine_and_by_component(files: tuple[str, str]) -
     assert row in lines
 
 
+def test_a_plan_is_shown_once_where_its_machines_say_it_all(tmp_path: Path) -> None:
+    """Whole nodes, and no environment of a process's own."""
+    (tmp_path / "cluster.yaml").write_text("num_nodes: 2\ncomponent_placement: {actor: '0', env: '1'}\n")
+    (tmp_path / "nodes.json").write_text(json.dumps([{"rank": rank, "ip": f"10.10.0.{rank + 2}"} for rank in (0, 1)]))
+    lines = shown(str(tmp_path / "cluster.yaml"), "--nodes", str(tmp_path / "nodes.json")).splitlines()
+    assert [line.split()[0] for line in lines] == ["node", "0", "1"]
+    assert [line.count("actor") for line in lines] == [0, 1, 0]
+
+
 def test_json_is_the_plan(files: tuple[str, str]) -> None:
     """Field names as in RLinf; environments where they are asked for."""
     file, nodes = files

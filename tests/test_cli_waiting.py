@@ -78,6 +78,7 @@ def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left(monkeypatc
         waiting.show(event(warned, 55.0))
         waiting.show(event(warned, 50.0))
     assert "(60 s left)" in out.getvalue()
+    assert "(50 s left)" not in out.getvalue(), "nobody is waited for any more"
     assert f"\x1b[{drawn}F\x1b[J" in out.getvalue()
     assert out.getvalue().count("edgelink: warning: edge-1: torch 2.4.0, head has 2.5.1\n") == 1
 

@@ -166,9 +166,9 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
         [{"version": 3, "return": 4.0, "margin": 12.706, "episodes": 2}],
     )
     assert last["lag"]["max"] <= 2
-    assert lines[-1].startswith("iteration 3/3  return sim:0")
+    assert lines[-1].startswith("iteration 3/3  0 s left  return sim:0")
     assert metrics.line(replace(last_learned[0], abouts=[]), ["sim", "robot"], (0, 1)).count(" –") == 2
-    assert lines[-1].endswith("0 s left")
+    assert lines[-1].endswith("20 samples")
     assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -314,6 +315,41 @@ def test_offers_do_not_pile_up_towards_a_node_that_is_out_of_reach() -> None:
     offers.lost(1)
     assert not offers.answers
     assert sorted(forgotten) == [97, 98, 99]
+
+
+@dataclass
+class CutCrew(PlayedCrew):
+    """Nothing comes from pair 1 between two moments, and Ray gives up nobody."""
+
+    cut_s: tuple[float, float] = (0.0, 0.0)
+    dropped: list[int] = field(default_factory=list)
+
+    def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        begin_s, end_s = self.cut_s
+        is_cut = begin_s <= self.now_s < end_s
+        return [answer for answer in super().ready(answers, timeout_s) if not (is_cut and self._of[answer] == 1)]
+
+    def drop(self, index: int) -> None:
+        self.dropped.append(index)
+
+
+@pytest.mark.parametrize(("until_s", "told"), [(40.0, ["silent", "answers"]), (1e9, ["silent"])])
+def test_a_pair_that_does_not_answer_is_told_and_not_waited_for_at_the_end(until_s: float, told: list[str]) -> None:
+    """It is no pair that is lost: nothing is made anew, and it goes on where it answers again."""
+    events: list[tuple[str, str, float]] = []
+    crew = CutCrew([1, 1], cut_s=(5.0, until_s))
+    loop, said = training(
+        crew,
+        iterations=100,
+        on_event=lambda what, slot, _why: events.append((what, slot.name, crew.now_s)),
+        flow=FlowSettings(max_policy_lag=2, straggler_patience_s=1.0),
+    )
+    loop.run(first())
+    assert [(what, name) for what, name, _ in events] == [(what, "env:1") for what in told]
+    assert 10.0 <= events[0][2] - 5.0 < 15.0
+    assert len(said) == len(told)
+    assert crew.dropped == ([1] if told == ["silent"] else [])
+    assert not crew.remade
 
 
 def test_one_that_delivers_hides_nobody_who_hangs() -> None:

@@ -22,7 +22,7 @@ from edgelink.training.trainer.experience.pieces import FIRST, Pieces, brought, 
 from edgelink.training.trainer.experience.stepping import StepClient, StepServer
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.voice import Voice
+from edgelink.training.trainer.voice import Voice, fitted
 
 STEPS, WIDTH = 12, 3
 
@@ -400,6 +400,14 @@ def test_progress_stays_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     out = Terminal(is_terminal=True)
     Voice(out).progress("0123456789012345")
     assert out.getvalue() == "\r\x1b[2K012345678"
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"), [(30, "step  1/20  4 s left  lag 6"), (26, "step  1/20  4 s left"), (11, "step  1/20")]
+)
+def test_progress_is_cut_between_its_fields(columns: int, shown: str) -> None:
+    """Half a word says nothing, or something else."""
+    assert fitted("step  1/20  4 s left  lag 6", columns) == shown
 
 
 def test_a_full_disk_costs_lines_and_not_the_training() -> None:

@@ -16,7 +16,15 @@ from edgelink.cli.options import json_option
 from edgelink.errors import ExitCode, PlacementError, UsageError
 from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
 from edgelink.placement import plan as make_plan
-from edgelink.placement.explain import Row, component_rows, environment_lines, explain, machine_rows, masked
+from edgelink.placement.explain import (
+    Row,
+    adds_to_machines,
+    component_rows,
+    environment_lines,
+    explain,
+    machine_rows,
+    masked,
+)
 
 if TYPE_CHECKING:
     from edgelink.cli.link_budget import Budget, BudgetWishes
@@ -157,11 +165,14 @@ def _live_nodes() -> tuple[list[Node], Driver | None, list[Notice]]:
 
 
 def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: bool) -> None:
+    rows = component_rows(plan, component)
     if component is None:
         _table(machine_rows(plan))
+    if component is None and adds_to_machines(rows):
         click.echo()
-    _table(component_rows(plan, component))
+        _table(rows)
     if component is not None:
+        _table(rows)
         click.echo()
         click.echo("\n".join(explain(plan, read.section, component)))
     if show_env:

@@ -53,7 +53,8 @@ class WaitingList:
         self._warn(nodes, event.get("notes", ()))
         line = summary(nodes, self._goal)
         if self._live:
-            left = "" if left_s is None else f" ({left_s:.0f} s left)"
+            is_over = left_s is None or all(node["ready"] for node in nodes)
+            left = "" if is_over else f" ({left_s:.0f} s left)"
             self._redraw(line + left)
         elif line != self._said:
             width = columns(self._stream) if self._stream.isatty() else UNLIMITED

@@ -12,6 +12,8 @@ from edgelink.placement.grammar import span
 from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
 from edgelink.wording import few
 
+_WHOLE_NODE = "whole node"
+_NOTHING_OF_ITS_OWN = (_WHOLE_NODE, "-", "-")
 _MOST_LINES = 64  # of one component; what is more is told by node
 _SECRET = re.compile(  # in a name; not so in TOKENIZERS_PARALLELISM, COMPASS, PWD
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<!COM)(?<!BY)PASS(?![A-Z])|_PWD|(API|ACCESS|PRIVATE)_?KEY|CREDENTIAL"
@@ -49,6 +51,11 @@ def machine_rows(plan: Plan) -> list[Row]:
     return rows
 
 
+def adds_to_machines(rows: Sequence[Row]) -> bool:
+    """Whether the rows of :func:`component_rows` say more than the machines' rows: of devices, or an environment."""
+    return any(row[-3:] != _NOTHING_OF_ITS_OWN for row in rows[1:])
+
+
 def component_rows(plan: Plan, only: str | None = None) -> list[Row]:
     """By component: which processes are where, with which hardware; processes that are alike share a row."""
     rows: list[Row] = [("component", "process", "node", "machine", "group", "hardware", "visible", "environment")]
@@ -65,7 +72,7 @@ def component_rows(plan: Plan, only: str | None = None) -> list[Row]:
                     str(first.node_rank),
                     plan.nodes[first.node_rank].name,
                     first.node_group,
-                    hardware or "whole node",
+                    hardware or _WHOLE_NODE,
                     (first.visible_devices or "-") if is_short else "…",
                     _own_environment(plan, first) or "-",
                 )

@@ -301,9 +301,13 @@ class Crew:
         """Its value is not asked for here: what it holds is let go of with the caller's last reference."""
         self._pending.pop(answer, None)
 
-    def wait(self, answer: Any, purpose: str) -> Any:
-        """The value of one answer."""
-        return next(self.wait_each([answer], purpose))[1]
+    def wait(self, answer: Any, purpose: str, within_s: float | None = None) -> Any:
+        """The value of one answer.
+
+        Args:
+            within_s: how long it is waited for. None: for the stall timeout.
+        """
+        return next(self.wait_each([answer], purpose, within_s))[1]
 
     def wait_while(self, answer: Any, purpose: str, steps: Callable[[], Any]) -> Any:
         """The value of one answer that may take any time, as long as whoever works on it comes further.
@@ -323,14 +327,16 @@ class Crew:
             pulse.ask()
             patience.check(purpose, [self._pending.get(answer, "?")])
 
-    def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]:
+    def wait_each(
+        self, answers: Sequence[Any], purpose: str, within_s: float | None = None
+    ) -> Iterator[tuple[Any, Any]]:
         """(answer, value) of each as it comes; says what is waited for when it takes long.
 
         Raises:
             TrainerError: a worker failed or is gone, or nothing came for the stall timeout.
         """
         rest = list(answers)
-        patience = self._patience()
+        patience = self._patience() if within_s is None else Patience(self._say, within_s)
         while rest:
             self._mind_robots()
             ready, rest = self._ray.wait(rest, num_returns=1, timeout=1.0)

@@ -117,8 +117,8 @@ class Metrics:
         done = learned.iteration - self._account.first_iteration + 1
         left_s = (self._iterations - learned.iteration) * (time.monotonic() - self._begun_s) / max(1, done)
         return (
-            f"iteration {learned.iteration:>{width}}/{self._iterations}  return {returns}  {samples} samples, "
-            f"{self._rate():.0f} steps/s  lag {max(learned.lags)}  {duration_text(left_s)} left"
+            f"iteration {learned.iteration:>{width}}/{self._iterations}  {duration_text(left_s)} left  "
+            f"return {returns}  {self._rate():.0f} steps/s  lag {max(learned.lags)}  {samples} samples"
         )
 
     def _rate(self) -> float:

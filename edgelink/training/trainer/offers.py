@@ -74,6 +74,12 @@ class Offers:
         self._go_on(way)
         return told
 
+    def unanswered_s(self, pair: int) -> float:
+        """How long the oldest offer that is under way to the worker has been waited for. 0: none is under way."""
+        way = self._ways.get(pair)
+        began = [made_s for made_s, _ in way.under_way.values()] if way is not None else []
+        return self._clock() - min(began) if began else 0.0
+
     def lost(self, pair: int) -> None:
         """The worker is gone."""
         if (way := self._ways.pop(pair, None)) is not None:

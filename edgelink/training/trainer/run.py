@@ -52,6 +52,8 @@ from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts, rates
 
+_FIGURES_S = 30.0  # a report that lacks figures is worth more than a command that does not end
+
 
 class Run:
     """State of one run between start and report."""
@@ -68,6 +70,7 @@ class Run:
         self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
         self._last_loss: WorkerLostError | StallError | None = None  # in an evaluation
+        self._without_figures: set[str] = set()  # addresses of nodes that did not answer when asked for figures
         self._training_began: tuple[dict[Any, Traffic], float] | None = None  # counters there, and when
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
@@ -253,7 +256,6 @@ class Run:
         self.account.return_before = self._evaluate(made)
         if self._last_loss is not None and not any(map(self._crew.has, self._slots.rollouts)):
             raise self._last_loss
-        self._say(f"return of the untrained policy: {self.account.return_before}")
 
     def _evaluate(self, made: Made) -> float | None:
         """None: nobody is left to do it."""
@@ -271,11 +273,13 @@ class Run:
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
             found = estimate(played.returns)
             broken = f"; {played.broken_off} broken off, which do not count" if played.broken_off else ""
-            self._say(f"return of version {played.version}: {found} (95 %), {found.episodes} episodes{broken}")
+            policy = "the policy" if played.version else "the untrained policy"
+            after = f" after {self._iteration} iterations" if played.version else ""
+            self._say(f"return of {policy}{after}: {found} (95 %), {found.episodes} episodes{broken}")
             if self._metrics is not None:
                 self._metrics.evaluated(played.version, played.returns)
             return mean(played.returns)
-        self._say(f"version {made.version} is not evaluated: no pair of workers is left")
+        self._say(f"the policy of version {made.version} is not evaluated: no pair of workers is left")
         return None
 
     def _evaluators(self) -> Iterator[int]:
@@ -374,7 +378,7 @@ class Run:
         assert self._metrics is not None
         self._metrics.evaluated(version, returns)
         self.account.evaluations.append({"version": version, "return": mean(returns)})
-        self._say(f"return of version {version}: {mean(returns)}")
+        self._say(f"return of the policy after iteration {version}: {mean(returns)}")
 
     def _located(self, slot: Slot, found: Whereabouts, _kind: str) -> None:
         self.account.whereabouts[slot] = found
@@ -406,11 +410,11 @@ class Run:
                 self._account_of_rollout(slot)
         for slot in filter(self._crew.has, self._slots.envs):
             with suppress(WorkerLostError):
-                self.account.environments[slot] = self._figure(self._crew.call(slot, "report"))
+                self.account.environments[slot] = self._figure(slot, self._crew.call(slot, "report"))
 
     def _account_of_rollout(self, slot: Slot) -> None:
-        self.account.produced.read(slot.process_rank, self._figure(self._crew.call(slot, "produced")))
-        self.account.weights_bytes.read(slot.process_rank, self._figure(self._crew.call(slot, "fetched_bytes")))
+        self.account.produced.read(slot.process_rank, self._figure(slot, self._crew.call(slot, "produced")))
+        self.account.weights_bytes.read(slot.process_rank, self._figure(slot, self._crew.call(slot, "fetched_bytes")))
 
     def _write_report(self) -> None:
         report = self._options.report
@@ -430,11 +434,23 @@ class Run:
         found: dict[Any, Traffic] = {}
         for slot, answer in answers.items():
             with suppress(WorkerLostError):
-                found[slot] = self._figure(answer)
+                found[slot] = self._figure(slot, answer)
         return found
 
-    def _figure(self, answer: Any) -> Any:
-        return self._crew.wait(answer, "figures for the report")
+    def _figure(self, slot: Slot, answer: Any) -> Any:
+        """One of a worker's figures for the report. Its node is waited for once.
+
+        Raises:
+            WorkerLostError: the worker is gone, or its node does not answer.
+        """
+        if slot.ip in self._without_figures:
+            raise WorkerLostError(slot, TimeoutError("its node does not answer"))
+        try:
+            return self._crew.wait(answer, "figures for the report", _FIGURES_S)
+        except StallError as error:
+            self._without_figures.add(slot.ip)
+            self._say(f"{slot} has not answered for {_FIGURES_S:.0f} s; the report goes without figures of its node")
+            raise WorkerLostError(slot, error) from error
 
 
 def main(arguments: Sequence[str], package: Path) -> int:

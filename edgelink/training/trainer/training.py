@@ -23,10 +23,12 @@ from edgelink.training.trainer.making import NODES_EVERY_S, Making
 from edgelink.training.trainer.offers import Offers, Told
 from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
+from edgelink.training.trainer.voice import duration_text
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _LARGE_AT_ONCE = 2  # over each link: while the last pieces of one come, the first of the next are asked for
 _EVALUATION_TRIES = 2  # what ends each simulator that it is tried on must not take all of them
+_SILENT_S = 10.0  # an offer is answered within a round trip, also while the worker collects
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
 
 
@@ -125,6 +127,8 @@ class Training:
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
         )
         self._losses: dict[int, WorkerLostError] = {}  # the last one of each pair, the newest at the end
+        self._heard_s: dict[int, float] = {}  # when something last came from a pair
+        self._silent: dict[int, float] = {}  # pairs that do not answer, and since when
         self._nodes_next_s = 0.0
         self._made: Made | None = None
         self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)
@@ -158,7 +162,8 @@ class Training:
             else:
                 self._look()
         self._await_evaluation()
-        for index in self._making.gone:  # who is not there yet is not waited for, to evaluate or to tell figures
+        # Who is not there, or does not answer, is not waited for to evaluate or to tell figures.
+        for index in {*self._making.gone, *self._silent}:
             self._crew.drop(index)
         return self._made
 
@@ -230,7 +235,26 @@ class Training:
                 self._offered(offers[answer], answer)
             elif answer in making and (index := self._making.located(answer)) is not None:
                 self._joined(index)
+        self._mind_silence()
         return [answer for answer in ready if answer in learning]
+
+    def _heard(self, index: int) -> None:
+        """Something came from a pair."""
+        self._heard_s[index] = self._clock()
+        if (since_s := self._silent.pop(index, None)) is not None:
+            slot = self._slots.rollouts[index]
+            self._on_event("answers", self._slots.envs[index], "")
+            self._say(f"{slot} answers again after {duration_text(self._clock() - since_s)}; {self._strength()}")
+
+    def _mind_silence(self) -> None:
+        """Tell of each pair that has stopped to answer. Only Ray's word makes it a pair that is lost."""
+        for index in self.flow.pairs:
+            since_s = max(self._heard_s.get(index, 0.0), self._clock() - self._offers.unanswered_s(index))
+            if index not in self._silent and self._clock() - since_s >= _SILENT_S:
+                self._silent[index] = since_s
+                why = f"{self._slots.rollouts[index]} has not answered for {self._clock() - since_s:.0f} s"
+                self._on_event("silent", self._slots.envs[index], why)
+                self._say(f"{why}; {self._strength()}")
 
     def _collected(self, answer: Any) -> None:
         index, _, payload = self._collecting.pop(answer)
@@ -238,6 +262,7 @@ class Training:
         about = self._value_of(index, answer)
         if about is None:
             return
+        self._heard(index)
         self._on_fragment(about)
         if self._dropped(index, about, payload):
             return
@@ -283,6 +308,7 @@ class Training:
         if isinstance(found, str) and found:
             self._lost(index, WorkerLostError(self._slots.envs[index], OSError(found)))
         elif found is not None:
+            self._heard(index)
             self._arrived(index, about, payload)
         self._carry_on(self._slots.rollouts[index].ip)
 
@@ -322,6 +348,8 @@ class Training:
         """Nothing else may come meanwhile, and that is no stall as long as a simulator makes steps."""
         index, pulse = self._pulses[answer]
         steps = self._value_of(index, answer)
+        if steps is not None:
+            self._heard(index)
         if steps is not None and pulse.comes_further(steps):
             self._patience.begin()
 
@@ -376,6 +404,7 @@ class Training:
         try:
             noted_s = self._crew.value(answer)
             self._on_offered(index, self._offers.answered(index, answer, noted_s))
+            self._heard(index)
         except WorkerLostError as error:
             self._lost(index, error)
 
@@ -403,6 +432,7 @@ class Training:
         self._is_back(index)
         self._crew.drop(index)
         self._offers.lost(index)
+        self._silent.pop(index, None)
         if index in {pair for pair, _ in self._evaluating.values()} and not isinstance(error, WorkerFailedError):
             self._tries_due = max(self._tries_due, self._tries_left)  # not of what raises: it would do so again
         for waiting in (self._collecting, self._fetching, self._evaluating):
@@ -453,8 +483,10 @@ class Training:
 
     def _strength(self) -> str:
         """In words."""
+        if answering := len(self.flow.pairs) - len(self._silent):
+            return f"training goes on with {answering} of {len(self._kinds)} pairs of workers"
         if self.flow.pairs:
-            return f"training goes on with {len(self.flow.pairs)} of {len(self._kinds)} pairs of workers"
+            return "nobody else is left: it is waited for"
         awaited = ", ".join(str(slot) for slot in self._awaited)
         return f"nobody is left; waiting for {awaited}" if awaited else "nobody is left"
 

@@ -33,7 +33,7 @@ class Voice:
             self.say(line)
             return
         # A line that breaks cannot be cleared as one.
-        self._progress = line[: shutil.get_terminal_size().columns - 1]
+        self._progress = fitted(line, shutil.get_terminal_size().columns - 1)
         self._write(f"{_CLEAR}{self._progress}")
 
     def settle(self) -> None:
@@ -61,6 +61,13 @@ class Voice:
         with suppress(OSError):  # what is still in the buffer goes out with the next one
             self._out.write(text)
             self._out.flush()
+
+
+def fitted(line: str, columns: int) -> str:
+    """Return as many fields of ``line``, which two spaces separate, as fit into ``columns``."""
+    while len(line) > columns and "  " in line.strip():
+        line = line.rstrip().rpartition("  ")[0]
+    return line[:columns]
 
 
 def duration_text(seconds: float) -> str:

@@ -130,8 +130,13 @@ def _pace(prediction: Prediction, work: Work) -> list[str]:
     found = f"env steps/s: {rounded(prediction.env_steps_per_s)}, limited by {prediction.limit}"
     wanted = work.wanted_env_steps_per_s
     if wanted is None:
-        known = any(pace is not None for pace in work.env_steps_per_s)
-        return [found if known else f"{found} (the environments' own pace is not known)"]
+        if all(pace is None for pace in work.env_steps_per_s):
+            most = plain(prediction.env_steps_per_s, 2)
+            return [
+                f"env steps/s: over these links {most} at most, limited by {prediction.limit}",
+                "  how many the environments make is not known before they have run",
+            ]
+        return [found]
     return [f"{found}; {plain(wanted, 6)} are wanted"]
 
 
