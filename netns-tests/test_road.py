@@ -120,6 +120,16 @@ def test_overlay_addresses_have_names_without_dns(road: Road) -> None:
             30,
             wanted=lambda names: names == [f"{name}.edgelink.internal" for name in addresses.values()] * 2,
         )
+        others = {name: address for address, name in addresses.items() if name != node}
+        wait_until(
+            f"{node} has the short names of the others",
+            lambda node=node, others=others: road.lab.exec(node, ["getent", "ahostsv4", *others], capture=True).stdout,
+            60,
+            wanted=lambda told, others=others: (
+                {(words[0], words[2]) for line in told.splitlines() if len(words := line.split()) == 3}
+                >= {(address, f"{name}.edgelink.internal") for name, address in others.items()}
+            ),
+        )
 
 
 def test_rays_own_commands_work_on_every_node(road: Road) -> None:

@@ -374,7 +374,9 @@ class HostConfig(_Section):
     hosts: Literal["add", "leave"] = Field(
         "add",
         description="let EdgeLink keep a marked block with the overlay's addresses in `/etc/hosts` of head and edges, "
-        "so that DNS that does not answer costs no collective ten seconds; `leave` takes it out again, as leaving does",
+        "so that DNS that does not answer costs no collective ten seconds: `robot.edgelink.internal`, and `robot` "
+        "where neither the machine nor its resolver means something else by that; `leave` takes it out again, as "
+        "leaving does",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -21,18 +21,34 @@ _BEGIN = "# BEGIN EdgeLink: the overlay's addresses; `host.hosts: leave` takes t
 _END = "# END EdgeLink"
 
 
-def with_block(text: str, names: Mapping[IPv4Address, str]) -> str:
-    """``text`` with these names in our block, or without one where there are none; nothing else is changed. Pure."""
+def with_block(text: str, names: Mapping[IPv4Address, str], short: Collection[str] = ()) -> str:
+    """Return ``text`` with these names in our block, or without one where there are none; nothing else changes. Pure.
+
+    Args:
+        short: the names that stand there without the domain, too. One that another line of the file has never does.
+    """
     kept = _without_block(text)
     if not names:
         return kept
+    own = {word.lower() for line in kept.splitlines() for word in line.partition("#")[0].split()[1:]}
     if kept and not kept.endswith("\n"):
         kept += "\n"
     lines = [_BEGIN]
     for address, name in sorted(names.items()):
+        both = f"{name}.{DOMAIN} {name}" if name in short and name not in own else f"{name}.{DOMAIN}"
         # torch listens on both families at once, and asks for the IPv4 address in IPv6's clothes: a line of its own.
-        lines += [f"{address} {name}.{DOMAIN}", f"::ffff:{address} {name}.{DOMAIN}"]
+        lines += [f"{address} {both}", f"::ffff:{address} {both}"]
     return kept + "\n".join([*lines, _END]) + "\n"
+
+
+def short_names(hosts: Path) -> frozenset[str]:
+    """Return the names that stand in our block without the domain; none where the file cannot be read."""
+    try:
+        text = hosts.read_text(errors="surrogateescape")
+    except OSError:
+        return frozenset()
+    inside = set(text.splitlines()) - set(_without_block(text).splitlines())
+    return frozenset(line.split()[2] for line in inside if len(line.split()) == 3 and not line.startswith("#"))
 
 
 def _without_block(text: str) -> str:
@@ -53,8 +69,8 @@ def _without_block(text: str) -> str:
     return "".join([*kept, *(inside or [])])
 
 
-def set_names(hosts: Path, names: Mapping[IPv4Address, str]) -> bool:
-    """Have our block in ``hosts`` hold these names; whether something was changed.
+def set_names(hosts: Path, names: Mapping[IPv4Address, str], short: Collection[str] = ()) -> bool:
+    """Have our block in ``hosts`` hold these names; whether something was changed. ``short``: see :func:`with_block`.
 
     Raises:
         NotRecordedError: the file cannot be read or written.
@@ -65,7 +81,7 @@ def set_names(hosts: Path, names: Mapping[IPv4Address, str]) -> bool:
         facts = target.stat()
     except OSError as error:
         raise NotRecordedError(f"{hosts}: cannot be read: {error.strerror}") from error
-    wanted = with_block(present.decode(errors="surrogateescape"), names).encode(errors="surrogateescape")
+    wanted = with_block(present.decode(errors="surrogateescape"), names, short).encode(errors="surrogateescape")
     if wanted == present:
         return False
     try:

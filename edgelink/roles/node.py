@@ -100,6 +100,7 @@ class Node(Member):
             self.board,
             clock,
             declined=config.host.hosts == "leave",
+            is_known_name=machine.is_known_name,
         )
 
     async def run(self) -> None:

@@ -29,6 +29,7 @@ from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.ways import Ways
 from edgelink.process import Launcher, SupervisedProcess, choose_launcher, host_tcp
+from edgelink.process.known_names import is_known_name
 from edgelink.process.ports import Accepted, Connection, accepted, connections_of
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.local_ray import LocalRay
@@ -183,6 +184,10 @@ class ThisMachine:
         return stale.black_holes(pid)
 
     # Other machines
+
+    async def is_known_name(self, name: str, but: IPv4Address) -> bool:
+        """Return whether this machine means something else than ``but`` by a name."""
+        return await is_known_name(name, but)
 
     async def echo(
         self,
