@@ -190,6 +190,15 @@ async def test_a_node_that_is_there_keeps_its_lease(relay: Relay) -> None:
     assert relay.store.find_lease("edge-1") == lease
 
 
+async def test_a_node_that_has_left_is_listed_as_such(relay: Relay) -> None:
+    """Whatever the broker remembers of it."""
+    lease = relay.world.join("edge-1")
+    relay.store.set_left(lease.node_id, has_left=True)
+    listed = (await relay.json("registry", "list", "--json"))["leases"]
+    assert {row["hostname"]: row["phase"] for row in listed}["edge-1"] == "Left"
+    assert " left " in (await relay.call("registry", "list")).stdout
+
+
 async def test_a_pipe_gets_the_token_alone(relay: Relay) -> None:
     """`edgelink token create | edgelink join -` relies on it."""
     made = await relay.call("token", "create", "--hostname", "robot")

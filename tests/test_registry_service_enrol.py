@@ -10,6 +10,7 @@ from datetime import timedelta
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from registry_world import DEFAULT_CIDR, World
@@ -17,15 +18,16 @@ from registry_world import DEFAULT_CIDR, World
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, TokenError
 from edgelink.registry import enrol
 from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
-from edgelink.registry.enrol import exchange, request_membership
+from edgelink.registry.enrol import Machine, exchange, request_membership
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import refusal
+from edgelink.registry.membership import Membership, refusal
 from edgelink.registry.payloads import Directory, EnrolReply, EnrolRequest, Envelope, NodeStatus, Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message
+from edgelink.roles.leave import tell_left
 from edgelink.testing import MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.registry_service import LoneService
 
@@ -109,6 +111,30 @@ async def test_publishes_what_everyone_may_know(relay: Relay) -> None:
         assert relay.directory.entry(lease.node_id) is not None
         retained = relay.memory.retained[relay.topics.lease(lease.node_id)]
         assert Envelope.model_validate_json(retained) == reply.lease
+
+
+async def test_a_node_that_leaves_has_left_for_all_until_it_is_heard_again(relay: Relay) -> None:
+    """Also for a broker that has forgotten its word."""
+    async with relay.running() as service:
+        token, key = await service.create_token(TokenRequest(Role.EDGE)), NodeKey.generate()
+        reply = await relay.enrol(token, key=key)
+        await relay.world.clock.advance(1)
+        joined = Membership.from_reply(reply, token=token, key=key, ca_pem=relay.world.keys.ca_pem)
+        membership = joined.model_copy(update={"addresses": ("192.0.2.1:8883", ADDRESS)})
+        machine = cast(Machine, SimpleNamespace(transport=lambda _context: relay.transport))
+        assert await tell_left(membership, machine)
+        await eventually(lambda: relay.directory.left == (key.node_id,))
+        assert [entry["action"] for entry in relay.world.store.history()][-1] == "left"
+        assert not await tell_left(membership.model_copy(update={"addresses": ("192.0.2.1:8883",)}), machine)
+    relay.memory.retained.clear()
+    async with relay.running():
+        await eventually(lambda: relay.topics.directory in relay.memory.retained)
+        assert relay.directory.left == (key.node_id,)
+        login = Login(membership.secrets.broker_username, membership.secrets.broker_password)
+        topic, is_back = relay.topics.status(key.node_id), NodeStatus(node_id=key.node_id, online=True, phase="Ready")
+        async with relay.transport.connect(ADDRESS, login) as session:
+            await session.publish(topic, is_back.model_dump_json().encode(), retain=True)
+            await eventually(lambda: relay.directory.left == ())
 
 
 async def test_user_before_reply(relay: Relay) -> None:

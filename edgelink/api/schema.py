@@ -64,7 +64,7 @@ class Lease(TypedDict):
     overlay_ip: Annotated[str, ""]
     preferred_rank: Annotated[int | None, "null: it takes no part in Ray"]
     online: Annotated[bool, "in touch with the broker"]
-    phase: Annotated[str, "as it says itself; Unknown: it was never heard"]
+    phase: Annotated[str, "as it says itself; Unknown: it was never heard; Left: it has left, and keeps its lease"]
 
 
 class Attempt(TypedDict):
@@ -234,8 +234,8 @@ class Member(TypedDict):
     overlay_ip: Annotated[str | None, ""]
     state: Annotated[
         str | None,
-        "on the relay the phase that it tells of itself, in small letters, or offline; on an edge answers or silent; "
-        "null: not known here",
+        "on the relay the phase that it tells of itself, in small letters, offline or left; on an edge answers or "
+        "silent; null: not known here",
     ]
     path: Annotated[Literal["self", "direct", "relayed"] | None, "from this machine; null: not known"]
     via: Annotated[str | None, "through whom"]

@@ -18,9 +18,11 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     """Remove this machine from its network.
 
     Ends its daemon, Ray and EasyTier, puts back what was changed on the host, removes key and credentials. Logs and
-    configuration stay. Refused (75) while a run is in progress. The lease is the operator's to free.
+    configuration stay. Refused (75) while a run is in progress. The relay is told, and keeps the lease until the
+    operator frees it.
     """
     from edgelink import log
+    from edgelink.cli.patience import waiting_for
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
     from edgelink.config import Paths
@@ -30,6 +32,7 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
         lease_of,
         refuse_beside_container,
         refuse_to_leave,
+        say_goodbye,
     )
 
     log.configure(verbose=False, quiet=True)
@@ -46,6 +49,8 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
         )
     for line in stop_node(config, paths, timeout_s):
         click.echo(line)
+    with waiting_for("telling the relay"):
+        is_known = say_goodbye(paths)
     forget_network(paths)
     click.echo(f"{who} has left; its logs are still in {paths.logs}")
     if elsewhere:
@@ -53,3 +58,5 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     elif lease is not None:
         free = f"`edgelink registry release {lease.hostname} --now` on the relay"
         click.echo(f"its lease is kept for it until the operator frees it: {free}")
+        if not is_known:
+            click.echo("the relay does not answer: the head shows this machine as away until then", err=True)

@@ -44,7 +44,7 @@ def _known(peer: dict[str, Any]) -> dict[str, Any]:
 
 def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
     if lease is not None:
-        return lease["phase"].lower() if lease["online"] else "offline"
+        return lease["phase"].lower() if lease["online"] or lease["phase"] == "Left" else "offline"
     answers = peer.get("answers")  # an older daemon does not tell
     return None if answers is None else "answers" if answers else "silent"
 

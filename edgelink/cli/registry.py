@@ -41,7 +41,7 @@ def list_(*, as_json: bool) -> None:
             lease["role"],
             lease["overlay_ip"],
             f"rank {'-' if lease['preferred_rank'] is None else lease['preferred_rank']}",
-            lease["phase"] if lease["online"] else "offline",
+            lease["phase"] if lease["online"] else _away_in_words(lease),
             lease["node_id"],
         ]
         for lease in answer["leases"]
@@ -74,7 +74,7 @@ def show(*, node: str, as_json: bool) -> None:
         click.echo(f"{known['node_id']} holds no lease")
     else:
         rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
-        seen = known["phase"] if known["online"] else "offline"
+        seen = known["phase"] if known["online"] else _away_in_words(known)
         click.echo(f"{lease['hostname']} {lease['role']} {lease['overlay_ip']} {rank}: {seen}")
         labels = ", ".join(
             f"{name}={text}" + ("" if name in lease.get("given_labels", lease["labels"]) else " (its own word)")
@@ -258,6 +258,10 @@ def restore(*, file: BinaryIO, replace: bool) -> None:
     else:
         click.echo("now run:  edgelink bootstrap --advertise ADDRESS", err=True)
     click.echo("never start the old relay again with its old state directory", err=True)
+
+
+def _away_in_words(node: dict[str, Any]) -> str:
+    return "left" if node["phase"] == "Left" else "offline"
 
 
 def _rest_in_words(rest: dict[str, Any]) -> str:

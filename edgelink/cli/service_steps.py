@@ -20,7 +20,7 @@ from edgelink.config import Config, Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError, DeadlineError, MissingDependencyError, UsageError
 from edgelink.process.service_manager import is_systemd_running
-from edgelink.roles.leave import forget_network, lease_of, refuse_during_run, refuse_to_leave
+from edgelink.roles.leave import forget_network, lease_of, refuse_during_run, refuse_to_leave, say_goodbye
 from edgelink.roles.leftovers import end_leftovers
 from edgelink.service.installation import (
     chosen_roles,
@@ -237,6 +237,7 @@ def _end_what_is_left(config: Config, paths: Paths, *, purge: bool) -> None:
     if paths.state.exists():
         asyncio.run(end_leftovers(config, paths, SystemClock()))
     if purge:
+        say_goodbye(paths)
         forget_network(paths)
         Remove(paths.state).do(Machine())
     Remove(paths.runtime).do(Machine())

@@ -113,6 +113,9 @@ CREATE TABLE access_rules (
     PRIMARY KEY (target, protocol, first, last, source)
 ) STRICT;
 """,
+    """
+CREATE TABLE departures (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, since TEXT NOT NULL) STRICT;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

@@ -36,6 +36,7 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_RELAYS = 8
 MAX_REVOKED = 4096  # that are told; the registry refuses all
 MAX_UNLEASED = 256  # addresses; with more of them none are told
+MAX_LEFT = 256
 MAX_RULES = 256  # of access, in a network
 MAX_ACCESS_RANGES = 4096  # of one node
 MAX_ACCESS_ADDRESSES = 65536  # likewise
@@ -384,6 +385,7 @@ class Directory(Payload):
         description="addresses that changed leases had, which their nodes may still use; none told: others may be in "
         "use as well, and nodes let every address in",
     )
+    left: tuple[NodeId, ...] = Field((), max_length=MAX_LEFT, description="who has left, and still holds a lease")
 
     def entry(self, node_id: str) -> DirectoryEntry | None:
         return next((e for e in self.entries if e.node_id == node_id), None)
@@ -422,6 +424,9 @@ class ConditionReport(Bounded):
         return cls.model_validate(condition, from_attributes=True)
 
 
+LEFT = "Left"  # the phase that a node tells last when it leaves the network
+
+
 class NodeStatus(Payload):
     """A node's own report, on its own topic; informs, never commands. ``online=False`` is the Last Will."""
 
@@ -457,7 +462,12 @@ class NodeStatus(Payload):
     @property
     def is_stopped(self) -> bool:
         """Whether the node was switched off on purpose. A Last Will does not say so, nor does an older node."""
-        return not self.online and self.phase == Phase.STOPPING.value
+        return not self.online and self.phase in (Phase.STOPPING.value, LEFT)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the node has left the network, by its own word."""
+        return not self.online and self.phase == LEFT
 
 
 class RayDeath(Payload):

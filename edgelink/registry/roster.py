@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network
 
-from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, Role, RosterPage
+from edgelink.registry.payloads import MAX_LEFT, Directory, DirectoryEntry, Envelope, Role, RosterPage
 from edgelink.registry.store import RegistryStore
 
 MAX_WHOLE = 256
@@ -23,6 +23,7 @@ def directory_of(store: RegistryStore, network_id: str, unleased_ips: tuple[IPv4
     with store.transaction():
         epoch, leases = store.epoch(), store.leases()
         relays, generation = store.relay_addresses(), store.generation()
+        left = tuple(sorted(store.departures.all()))[:MAX_LEFT]
     entries = tuple(
         DirectoryEntry(
             node_id=lease.node_id,
@@ -42,6 +43,7 @@ def directory_of(store: RegistryStore, network_id: str, unleased_ips: tuple[IPv4
         generation=generation,
         relays=relays,
         unleased_ips=unleased_ips,
+        left=left,
     )
 
 

@@ -19,7 +19,7 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ECHO_ANSWERED
 from edgelink.conditions import Status
-from edgelink.errors import EdgelinkError, RegistryUnavailableError, UntrustedError, first_error
+from edgelink.errors import EdgelinkError, RegistryError, RegistryUnavailableError, UntrustedError, first_error
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
@@ -134,6 +134,7 @@ class RegistryService:
         self._outbox = outbox
         self._reports = reports
         self._serving_since_s: float | None = None
+        self._left = store.departures.all()
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
@@ -350,7 +351,17 @@ class RegistryService:
         elif status is not None and lease is not None:
             self.claims.hear(lease, status, is_retained=message.retain)
             self._authority.changes.keep_resting([status])
+            self._note_departure(status)
         self._on_change()
+
+    def _note_departure(self, status: NodeStatus) -> None:
+        """A node that says that it leaves has left until it is online again. A Last Will says neither."""
+        if status.has_left or (status.online and status.node_id in self._left):
+            with suppress(RegistryError):  # where it cannot be written now: the broker keeps the node's word
+                if self._store.set_left(status.node_id, has_left=status.has_left):
+                    log.info("registry.left" if status.has_left else "registry.back", node_id=status.node_id)
+                    self._changed.set()
+                self._left = self._store.departures.all()
 
     def _ask_status(self, lease: Lease) -> None:
         self._outbox.put(self._topics.node_reply(lease.node_id), self.desk.unasked(lease.node_id, Speak()))

@@ -22,6 +22,7 @@ from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.files import AT_ONCE, Files
 from edgelink.registry.access_book import AccessBook
 from edgelink.registry.database import Database
+from edgelink.registry.departures import Departures
 from edgelink.registry.holdings import Holdings
 from edgelink.registry.machine_book import MachineBook
 from edgelink.registry.network_row import network_of, put_network
@@ -67,6 +68,7 @@ class RegistryStore:
         self.rotations = RotationBook(self._database, clock)
         self.machines = MachineBook(self._database, clock)
         self.access = AccessBook(self._database, clock)
+        self.departures = Departures(self._database, clock)
 
     def close(self) -> None:
         self._database.close()
@@ -234,6 +236,19 @@ class RegistryStore:
             known.holdings.remove(lease.node_id)
             del known.envelopes[lease.node_id]
             return lease
+
+    def set_left(self, node_id: str, *, has_left: bool) -> bool:
+        """Record that a node has left the network by its own word, or is back. Return whether that is news."""
+        with self.transaction():
+            lease = self.lease(node_id)
+            if lease is None or (node_id in self.departures.all()) is has_left:
+                return False
+            if has_left:
+                self.departures.note(node_id)
+            else:
+                self.departures.forget(node_id)
+            self._changed("left" if has_left else "back", lease)
+            return True
 
     def history(self) -> list[dict[str, str]]:
         """Every change of a lease, oldest first."""

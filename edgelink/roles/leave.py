@@ -5,23 +5,30 @@ The lease stays with the registry: only the operator takes one away (promise 1, 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from contextlib import ExitStack, suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from edgelink.api.server import only_one, user_name
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
+from edgelink.errors import EdgelinkError, NotRecordedError, RegistryError, UsageError
 from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.temp_dir import remove_sessions, sessions_in, temp_dir_here
+from edgelink.registry.enrol import ANY_MACHINE, Machine
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Lease
+from edgelink.registry.payloads import LEFT, Lease, NodeStatus
+from edgelink.registry.tls import client_context
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Login
 from edgelink.roles.run_lock import RunInProgressError, RunLock
 from edgelink.service.units import ROLES
+
+_TELLING_S = 5.0
 
 
 def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
@@ -102,6 +109,34 @@ def holder_elsewhere(paths: Paths) -> str:
         return paths.refused_as_copy.read_text()
     except OSError:
         return ""
+
+
+def say_goodbye(paths: Paths) -> bool:
+    """Tell the registry that this node leaves, once its daemon has ended. Return whether it knows.
+
+    A copy of a node says nothing.
+    """
+    try:
+        membership = Membership.load(paths)
+    except EdgelinkError:
+        return False
+    if membership is None or holder_elsewhere(paths):
+        return False
+    return asyncio.run(tell_left(membership))
+
+
+async def tell_left(membership: Membership, machine: Machine = ANY_MACHINE) -> bool:
+    """Leave word with the registry's broker, wherever it answers. Return False where it does not."""
+    status = NodeStatus(node_id=membership.lease.node_id, online=False, phase=LEFT)
+    topic = Topics(membership.network_id).status(status.node_id)
+    transport = machine.transport(client_context(membership.ca_pem, membership.network_id))
+    for address, password in product(membership.addresses, membership.broker_passwords):
+        login = Login(membership.secrets.broker_username, password)
+        with suppress(RegistryError):
+            async with transport.connect(address, login, timeout_s=_TELLING_S) as session:
+                await session.publish(topic, status.model_dump_json().encode(), retain=True)
+                return True
+    return False
 
 
 def forget_network(paths: Paths) -> None:

@@ -21,7 +21,7 @@ from edgelink.registry.inspection import VERSION, describe, export, lease_to_dic
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.lease_watch import FOLLOWS_LEASES
-from edgelink.registry.payloads import Role
+from edgelink.registry.payloads import LEFT, Role
 from edgelink.registry.records import AccessRule
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
@@ -138,6 +138,8 @@ class RegistryRoutes:
         status = self._holder.registry.statuses.get(node_id)
         if status is None and node_id == self._holder.key.node_id:
             return {"online": True, "phase": self._holder.board.facts.phase.value}
+        if node_id in self._holder.store.departures.all():
+            return {"online": False, "phase": LEFT}
         return {"online": status.online if status else False, "phase": status.phase if status else Status.UNKNOWN.value}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
