@@ -325,6 +325,12 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(service.command, arguments, standalone_mode=False)
 
 
+def test_the_relays_service_is_named_by_its_role_or_by_its_verb(command: RecordedMachine) -> None:
+    relay, bootstrap = (call("install", name, "--dry-run").output for name in ("relay", "bootstrap"))
+    assert "edgelink-bootstrap.service" in relay
+    assert relay == bootstrap
+
+
 def test_a_dry_run_shows_the_files_and_changes_nothing(command: RecordedMachine) -> None:
     """Every step in order, with the text; of `install --now` and of `uninstall`."""
     shown = call("install", "edge", "--now", "--dry-run")

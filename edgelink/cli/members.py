@@ -8,6 +8,7 @@ from edgelink.api.client import call_here
 from edgelink.cli.layout import table, wrapped
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact
+from edgelink.wording import role_in_words
 
 _HEADER = ("NODE", "ROLE", "RANK", "OVERLAY IP", "STATE", "PATH")
 _YIELDING = (0, 5)
@@ -30,7 +31,7 @@ def members(status: dict[str, Any], peers: list[dict[str, Any]]) -> list[dict[st
         "hostname": status["hostname"],
         "overlay_ip": status["overlay_ip"],
         "node_rank": status["node_rank"],
-        "role": "relay" if status["role"] == "bootstrap" else status["role"],
+        "role": role_in_words(status["role"]),
         "state": status["phase"].lower(),
         **dict.fromkeys(_WAY),
         "path": "self",

@@ -11,6 +11,7 @@ from edgelink.api.client import EventStream
 from edgelink.cli.waiting import WaitingList
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
+from edgelink.wording import role_in_words
 
 
 def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
@@ -37,7 +38,7 @@ def require_head(status: dict[str, Any], what: str) -> None:
         return
     head = status.get("head") or {}
     raise UsageError(
-        f"{what} is for the head; this machine is {status['role']} {status['hostname']}",
-        hint=f"run it on {head['hostname']} ({head['overlay_ip']})" if head else "run it on the cloud machine",
+        f"{what} is for the head; this machine is {role_in_words(status['role'])} {status['hostname']}",
+        hint=f"run it on {head['hostname']} ({head['overlay_ip']})" if head else "run it on the head",
         reason="NotTheHead",
     )

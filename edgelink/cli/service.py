@@ -15,7 +15,19 @@ from edgelink.errors import ExitCode
 if TYPE_CHECKING:
     from edgelink.service.look import ServiceLook, UnitLook
 
-_role = click.argument("role", required=False, type=click.Choice(("bootstrap", "head", "edge")))
+
+class _Role(click.Choice[str]):
+    """The roles as people call them; the relay's daemon and unit are named after its verb, too."""
+
+    def __init__(self) -> None:
+        super().__init__(("relay", "head", "edge", "bootstrap"))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        role = super().convert(value, param, ctx)
+        return "bootstrap" if role == "relay" else role
+
+
+_role = click.argument("role", required=False, type=_Role())
 _force = click.option("--force", is_flag=True, help="also files that were changed by hand")
 _dry_run = click.option("--dry-run", is_flag=True, help="show each step, with the files' text; change nothing")
 

@@ -15,6 +15,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
 from edgelink.errors import ConfigError, DeadlineError
 from edgelink.roles.leftovers import end_leftovers
+from edgelink.wording import role_in_words
 
 
 def config_to_end_by(config_path: Path | None) -> Config:
@@ -52,7 +53,7 @@ def _stop_daemon(socket: Path, left_s: float, timeout_s: float) -> str:
     """Returns once the daemon's process is gone: it goes last, after its children."""
     status = call(socket, "GET", "/status")
     pid = int(status["pid"])
-    who = f"{status['role']} {status['hostname'] or '(not enrolled)'}"
+    who = f"{role_in_words(status['role'])} {status['hostname'] or '(not enrolled)'}"
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

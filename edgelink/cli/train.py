@@ -19,7 +19,7 @@ from edgelink.errors import UsageError
 )
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 def command(*, argv: tuple[str, ...]) -> None:
-    """The built-in trainer: a learner in the cloud, rollout and env workers where the cluster file puts them.
+    """Run the built-in trainer: a learner on the head, rollout and env workers where the cluster file puts them.
 
     Run it as any driver:  edgelink run --cluster FILE -- edgelink train
     """

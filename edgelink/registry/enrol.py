@@ -145,7 +145,7 @@ async def exchange(session: Session, token: Token, request: Envelope, clock: Clo
                 return await _reply(session, request_id)
     raise RegistryUnavailableError(
         f"the relay's broker answers, but the registry behind it did not within {timeout_s:g} s",
-        hint="check `edgelink status` on the relay: the bootstrap daemon may be stopped",
+        hint="check `edgelink status` on the relay: its daemon may be stopped",
     )
 
 
