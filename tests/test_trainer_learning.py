@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from telling import Words
 
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.experience.balance import steps_per_worker
@@ -318,7 +319,7 @@ def test_networks_that_have_diverged_are_given_to_nobody(monkeypatch: pytest.Mon
         return [np.nan] * 5
 
     monkeypatch.setattr(Learner, "_improve", diverge)
-    with pytest.raises(NotFiniteError, match=r"networks of iteration 1 are nan.*the training has diverged: lower"):
+    with pytest.raises(NotFiniteError, match=r"iteration 1.* nan"):
         learner.update(1, fragment)
     assert learner.latest().version == 0
 
@@ -428,23 +429,24 @@ def test_moments_merge_to_those_of_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value"),
     [
-        ("learning_rate", 0, "algorithm.learning_rate: must be more than 0"),
-        ("learning_rate", True, "algorithm.learning_rate: must be a number"),
-        ("discount", 1.5, "must be at most 1"),
-        ("discount", float("nan"), "must be a finite number"),
-        ("epochs", 2.5, "must be a whole number"),
-        ("importance_limit", 0.5, "must be at least 1"),
-        ("schedule", "cosine", "'cosine' is not known; known are linear, constant"),
-        ("normalise_rewards", 1, "must be true or false"),
-        ("hidden", (64, 0), "must be at least 1"),
+        ("learning_rate", 0),
+        ("learning_rate", True),
+        ("discount", 1.5),
+        ("discount", float("nan")),
+        ("epochs", 2.5),
+        ("importance_limit", 0.5),
+        ("schedule", "cosine"),
+        ("normalise_rewards", 1),
+        ("hidden", (64, 0)),
     ],
 )
-def test_a_setting_outside_its_limits_is_refused_by_name(name: str, value: Any, message: str) -> None:
+def test_a_setting_outside_its_limits_is_refused_by_name(name: str, value: Any, words: Words) -> None:
     """Before anything runs."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"algorithm\.{name}: ") as caught:
         Settings(0, 1, **{name: value})
+    words(caught.value)
 
 
 def test_settings_are_completed_by_the_kind_of_task() -> None:
@@ -463,7 +465,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
         checkpoint.load_latest(tmp_path)
     for number, content in ((3, b"PK half a file"), (4, b"")):
         (tmp_path / f"checkpoint-{number:06d}.npz").write_bytes(content)
-    with pytest.raises(TrainerError, match="no checkpoint that can be read"):
+    with pytest.raises(TrainerError, match=r"000004\.npz"):
         checkpoint.load_latest(tmp_path)
     checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), {"iteration": np.asarray(2)})
     for number in (3, 4):  # were begun later
@@ -483,7 +485,7 @@ def test_experience_that_is_not_finite_is_refused(name: str, value: float) -> No
     fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1, steps=4, rank=7)
     array = getattr(fragment, name).copy()
     array.flat[-1] = value
-    with pytest.raises(TrainerError, match=f"env:7 has {name} that are nan or infinite"):
+    with pytest.raises(TrainerError, match=f"env:7 .*{name}.* nan"):
         learner.update(1, fragment, replace(fragment, **{name: array}))
 
     expected, actual = (one.update(1, fragment).weights for one in (spared, learner))
@@ -494,7 +496,7 @@ def test_a_checkpoint_that_is_not_finite_is_neither_written_nor_taken(tmp_path: 
     """Nothing can go on from it."""
     sound, diverged = {"net/a": np.ones(2, np.float32)}, {"net/a": np.asarray([1, np.nan], np.float32)}
     checkpoint.save(tmp_path, checkpoint.About(1, 0, 9.0), sound)
-    with pytest.raises(TrainerError, match="iteration 2 is not kept as a checkpoint: net/a is nan or infinite"):
+    with pytest.raises(TrainerError, match=r"iteration 2 .*net/a .*nan"):
         checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), diverged)
     path = checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), sound)
     with np.load(path) as file:
@@ -502,7 +504,7 @@ def test_a_checkpoint_that_is_not_finite_is_neither_written_nor_taken(tmp_path: 
     np.savez(path, about=about, **diverged)
     skipped: list[str] = []
     assert checkpoint.load_latest(tmp_path, on_skip=skipped.append)[0].iteration == 1
-    assert "net/a is nan or infinite" in skipped[0]
+    assert "net/a" in skipped[0]
 
 
 def test_another_runs_checkpoints_are_not_taken_for_ones_own(tmp_path: Path) -> None:
@@ -650,7 +652,7 @@ def test_a_step_that_gives_several_numbers_is_named(monkeypatch: pytest.MonkeyPa
     answer: list[Any] = [np.zeros(4, np.float32), 1.0, False, False, {}]
     answer[place] = np.zeros((3, 1))
     monkeypatch.setattr(simulator._environments[0], "step", lambda _action: answer)
-    with pytest.raises(ValueError, match=rf"step\(\) of CartPole-v1 gave {name} of shape \(3, 1\); it is one number"):
+    with pytest.raises(ValueError, match=rf"CartPole-v1 .*{name} .*\(3, 1\)"):
         simulator.step(np.zeros(1, np.int64))
 
 
@@ -668,26 +670,26 @@ def gymnasium() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("seen", "done", "message"),
+    ("seen", "done", "named"),
     [
-        ("Dict(a=Box(0, 1))", "Discrete(2)", r"observations of T-v0 are a? ?Dict.*supported are observations in a Box"),
-        ("Box(0, 1)", "MultiBinary(3)", r"actions of T-v0 are MultiBinary\(3\): supported are"),
-        ("Box(0, 1)", "MultiDiscrete([2, 2])", r"actions of T-v0 are MultiDiscrete\(\[2 2\]\)"),
-        ("Box(0, 255, (3, 64, 64), np.uint8)", "Discrete(2)", "height and width must be 8 or more, and come before"),
+        ("Dict(a=Box(0, 1))", "Discrete(2)", "Dict"),
+        ("Box(0, 1)", "MultiBinary(3)", r"MultiBinary\(3\)"),
+        ("Box(0, 1)", "MultiDiscrete([2, 2])", r"MultiDiscrete\(\[2 2\]\)"),
+        ("Box(0, 255, (3, 64, 64), np.uint8)", "Discrete(2)", "3 x 64 x 64"),
     ],
 )
-def test_spaces_that_are_not_supported_are_named(gymnasium: Any, seen: str, done: str, message: str) -> None:
+def test_spaces_that_are_not_supported_are_named(gymnasium: Any, seen: str, done: str, named: str) -> None:
     """With what is supported."""
     names = {**vars(gymnasium.spaces), "np": np}
     environment = SimpleNamespace(observation_space=eval(seen, names), action_space=eval(done, names))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"T-v0.*{named}"):
         spaces_of(environment, "T-v0")
 
 
 @pytest.mark.parametrize("name", ["NoSuchTask-v0", "no_such_module:Task-v0"])
 def test_a_task_that_is_not_there_is_named(name: str) -> None:
     """With the reason."""
-    with pytest.raises(ValueError, match=f"the task '{name}' cannot be made here: "):
+    with pytest.raises(ValueError, match=f"'{name}'.*: "):
         Simulator(1, 0, Task(name))
 
 

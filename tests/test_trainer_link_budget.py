@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from telling import Words
 from test_trainer_transport import Wire
 
 from edgelink.training.trainer.experience.pieces import FIRST, coming
@@ -145,7 +146,7 @@ def test_loads_are_what_the_pace_makes_of_the_bytes() -> None:
     assert up.carries_env_steps_per_s == pytest.approx(1024 / up.mbit_per_s)
 
 
-def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
+def test_a_placement_that_cannot_be_carried_names_the_better_one(words: Words) -> None:
     """Five crossings of an image over a narrow link; with the policy in the cloud there are three."""
     robot = Work(
         IMAGE, 28, 2e6, (100,), max_policy_lag=1, env_steps_per_s=(15.0,), wanted_env_steps_per_s=4.0,
@@ -156,45 +157,42 @@ def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
     assert found.is_too_much
     others = better(POLICY_AT_EDGE, robot, narrow, env_may_move=False)
     assert [name for name, _ in others] == ["rollout beside actor"]
-    said = warning(found, robot, narrow, others)
     # One after the other, each step's 1/15 s, two round trips of 50 ms, and four times 40 ms for the image.
-    assert said.startswith("4 env steps/s are wanted, the way of each action of edge-1 through cloud allows 3.1; ")
-    assert "; place rollout beside actor: 5.1 env steps/s" in said
+    assert found.env_steps_per_s == pytest.approx(3.1, abs=0.05)
+    assert others[0][1].env_steps_per_s == pytest.approx(5.1, abs=0.05)
     assert not others[0][1].is_too_much
-
-    assert "no other placement" in warning(found, robot, narrow, [])
+    words(warning(found, robot, narrow, others))
+    words(warning(found, robot, narrow, []))
 
 
 @pytest.mark.parametrize(
-    ("changed", "mbit", "rtt_ms", "remedy"),
+    ("changed", "mbit", "rtt_ms"),
     [
-        ({}, 0.1, 100.0, "make observations or the model smaller"),
-        ({"update_s": 50.0}, 1000.0, 1.0, "make the learner faster or the model smaller"),
-        ({"env_steps_per_s": (10.0, 10.0)}, 1000.0, 1.0, "make the environments faster or use more of them"),
-        ({}, 20.0, 3000.0, "raise max_policy_lag, collect more env steps for each update, or make observations"),
-        ({"rules": RLINF_BY_ENV, "max_policy_lag": 0}, 1000.0, 100.0, "let each env worker step more environments"),
+        ({}, 0.1, 100.0),
+        ({"update_s": 50.0}, 1000.0, 1.0),
+        ({"env_steps_per_s": (10.0, 10.0)}, 1000.0, 1.0),
+        ({}, 20.0, 3000.0),
+        ({"rules": RLINF_BY_ENV, "max_policy_lag": 0}, 1000.0, 100.0),
     ],
+    ids=["a narrow link", "a slow learner", "slow environments", "a long way", "the way of each action"],
 )
 def test_what_is_advised_is_about_what_limits(
-    changed: dict[str, object], mbit: float, rtt_ms: float, remedy: str
+    changed: dict[str, object], mbit: float, rtt_ms: float, words: Words
 ) -> None:
     """Smaller observations make no learner faster."""
     wanted = work(**{"max_policy_lag": 1, "wanted_env_steps_per_s": 2500.0, **changed})
     over = links(mbit, rtt_ms)
     found = predict(AT_EDGES, wanted, over)
     assert found.is_too_much
-    assert f"links would do; {remedy}" in warning(found, wanted, over, [])
+    words(warning(found, wanted, over, []))
 
 
-def test_turns_with_a_learner_beside_the_environments_have_nothing_to_do_with_links() -> None:
+def test_turns_with_a_learner_beside_the_environments_have_nothing_to_do_with_links(words: Words) -> None:
     alone = Seats((CLOUD,), (CLOUD,), (CLOUD,))
     turns = work(fragment_steps=(512,), env_steps_per_s=(1000.0,), wanted_env_steps_per_s=900.0)
     found = predict(alone, turns, links(20, 10))
-    assert found.limit == "taking turns with the learner"
-    said = warning(found, turns, links(20, 10), [])
-    assert said.endswith("would do; raise max_policy_lag, make the learner or the environments faster")
-    of_rlinf = warning(found, replace(turns, rules=RLINF_BY_ENV), links(20, 10), [])
-    assert of_rlinf.endswith("would do; make the learner or the environments faster")
+    words(warning(found, turns, links(20, 10), []))
+    words(warning(found, replace(turns, rules=RLINF_BY_ENV), links(20, 10), []))
 
 
 def test_no_process_is_sent_away_from_its_accelerators() -> None:
@@ -217,24 +215,24 @@ def test_no_process_is_sent_away_from_its_accelerators() -> None:
     assert set(other_seats(at_edge, env_may_move=True, rules=RLINF_BY_ENV)) == {"rollout beside env"}
 
 
-def test_where_the_policy_is_elsewhere_each_action_is_waited_for() -> None:
+def test_where_the_policy_is_elsewhere_each_action_is_waited_for(words: Words) -> None:
     """An environment that waits 80 ms for each makes no 13 steps a second; those that ask together wait together."""
     one = Work(68, 28, 10_000, (200,), rules=RLINF_BY_ENV)
     far = links(1000, 80, (EDGE_1,))
     found = predict(REMOTE_POLICY, one, far)
     assert found.env_steps_per_s == pytest.approx(12.5, rel=0.05)
-    assert found.limit == "the way of each action from cloud to edge-1"
+    words(found.limit)
     together = predict(REMOTE_POLICY, replace(one, environments=20), far)
     assert together.env_steps_per_s == pytest.approx(20 * 12.5, rel=0.4)
 
 
-def test_beside_the_environment_the_policy_waits_for_twice_the_way_under_rlinf() -> None:
+def test_beside_the_environment_the_policy_waits_for_twice_the_way_under_rlinf(words: Words) -> None:
     """Its observation goes to the channel in the cloud and back, its action likewise."""
     one = Work(68, 28, 10_000, (200,), rules=RLINF_BY_ENV)
     far = links(1000, 80, (EDGE_1,))
     found = predict(POLICY_AT_EDGE, one, far)
     assert found.env_steps_per_s == pytest.approx(1 / 0.16, rel=0.05)
-    assert found.limit == "the way of each action of edge-1 through cloud"
+    words(found.limit)
     (name, other), *_ = better(POLICY_AT_EDGE, one, far, env_may_move=False)
     assert name == "rollout beside actor"
     assert other.env_steps_per_s == pytest.approx(12.5, rel=0.05)
@@ -319,17 +317,16 @@ class TestSeveralLearners:
         up = [flow.size_bytes for flow in three if (flow.source, flow.what) == (EDGE_2, "gradients")]
         assert up == [pytest.approx(10 * 4 / 3 * 1e6)]
 
-    def test_an_update_waits_for_them(self) -> None:
+    def test_an_update_waits_for_them(self, words: Words) -> None:
         """Of each, half goes there and back, a half of a round trip each time; a megabyte takes 0.1 s at 80 Mbit/s."""
         once_s = 2 * (0.05 + 0.05)
         found = predict(self.SEATS, self.shared(max_policy_lag=8), self.OVER)
         assert found.env_steps_per_s == pytest.approx(512 / (0.1 + 10 * once_s + 0.15))
-        assert found.limit == "the learners' exchange of gradients"
+        words(found.limit)
         beside = predict(replace(self.SEATS, actor=(CLOUD, CLOUD)), self.shared(max_policy_lag=8), self.OVER)
         assert beside.limit == "the environments"
         wanted = self.shared(max_policy_lag=8, wanted_env_steps_per_s=1000.0)
-        said = warning(predict(self.SEATS, wanted, self.OVER), wanted, self.OVER, [])
-        assert "place the learners on one node" in said
+        words(warning(predict(self.SEATS, wanted, self.OVER), wanted, self.OVER, []))
 
     def test_what_a_run_took_for_them_is_not_counted_twice(self) -> None:
         """An update's time has it already; on a shorter link it is less."""
@@ -358,7 +355,7 @@ def test_a_tight_link_is_warned_of_and_a_wide_one_is_not() -> None:
     wanted = work(max_policy_lag=3, wanted_env_steps_per_s=1024)
     tight = predict(AT_EDGES, wanted, links(0.18, 10))
     assert (tight.is_tight, tight.is_too_much) == (True, False)
-    assert "more than 70 % of what it carries" in warning(tight, wanted, links(0.18, 10), [])
+    assert "70 %" in warning(tight, wanted, links(0.18, 10), [])
     assert warning(predict(AT_EDGES, wanted, links(20, 10)), wanted, links(20, 10), []) == ""
 
 
@@ -415,7 +412,8 @@ def test_measured_links_are_made_of_both_directions() -> None:
     assert down.held_up == up.held_up == 0.005, "8 of 1,600 packets, there and back"
     assert up.lost == 0.005
     assert up.jitter_ms == pytest.approx(59.5)
-    assert problems == ["cloud → edge-2: timed out", "edge-2 → cloud: nothing of a stream arrived"]
+    assert [problem.partition(":")[0] for problem in problems] == ["cloud → edge-2", "edge-2 → cloud"]
+    assert "timed out" in problems[0]
     assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
@@ -437,7 +435,7 @@ def test_links_that_can_be_no_links_are_refused(changed: dict[str, float]) -> No
     content = links(20, 10, (EDGE_1,)).to_dict()
     content["links"][1].update(changed)
     (name,) = changed
-    with pytest.raises(ValueError, match=f"the link 1 → 0 has {name} {changed[name]}, and not a finite number"):
+    with pytest.raises(ValueError, match=f"1 → 0 .*{name} {changed[name]}"):
         Measured.from_dict(json.loads(json.dumps(content)))
 
 
@@ -644,8 +642,8 @@ class TestOfRun:
         # much for the quickest offer, what the others took longer, and 0.2 s to fetch them.
         number = r"0\.\d+ Mbit/s"
         counted = rf"sent 0.25 Mbit/s \({number}\), received 0.5 Mbit/s \({number}\)"
-        assert re.fullmatch(rf"  edge-1: a new policy after 0.25 s \(0.054\), {counted}", first)
-        assert second == "  edge-2: a new policy after 0.35 s (0.054)"
+        assert re.fullmatch(rf"  edge-1: .* 0.25 s \(0.054\), {counted}", first)
+        assert re.fullmatch(r"  edge-2: .* 0.35 s \(0.054\)", second)
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
@@ -766,13 +764,13 @@ class TestOfRun:
         assert longer_s == pytest.approx(0.3, rel=0.1)
         assert of_run(1, near).rest_s == of_run(0, None).rest_s == 0, "turns overlap; the way is not known"
 
-    def test_a_run_that_cannot_be_carried_does_not_begin(self) -> None:
+    def test_a_run_that_cannot_be_carried_does_not_begin(self, words: Words) -> None:
         """It names the placement that would do; where no pace is wanted, nothing is refused."""
         narrow = RunBudget(AT_EDGES, links(1, 50), NAMES, max_policy_lag=2, wanted_env_steps_per_s=100.0)
-        wanted = r"100 env steps/s are wanted, .* place rollout and env beside actor"
-        with pytest.raises(TrainerError, match=wanted) as told:
+        with pytest.raises(TrainerError, match="100 env steps/s") as told:
             narrow.begin(IMAGES, 10_000, (64, 64))
         assert told.value.exit_status == 75
+        words(told.value)
         free = RunBudget(AT_EDGES, links(1, 50), NAMES, max_policy_lag=2)
         said = free.begin(IMAGES, 10_000, (64, 64))
         assert said[0].startswith("link budget")

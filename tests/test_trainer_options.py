@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from telling import Words
 
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.options import SECTIONS, configuration, parse, sections_of
@@ -105,79 +107,80 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("content", "overrides", "messages"),
+    ("content", "overrides", "named"),
     [
-        ({"run": {"iteration": 3}}, [], ["run.iteration: there is no such setting; did you mean iterations?"]),
-        ({"run": {"iterations": 0}}, [], ["run.iterations: must be at least 1, not 0"]),
-        ({"run": {"iterations": 2.5}}, [], ["run.iterations: must be a whole number, not 2.5"]),
-        ({"run": {"iterations": True}}, [], ["run.iterations: must be a whole number, not True"]),
-        ({"run": {"seed": "x"}}, ["run.seed=-1"], ["run.seed: must be at least 0, not -1"]),
-        ({"run": 3}, [], ["run: must be a section with keys, not 3"]),
-        ({"algorithm": {"discount": 1.01}}, [], ["algorithm.discount: must be at most 1, not 1.01"]),
-        ({"algorithm": {"learning_rate": "nan"}}, [], ["algorithm.learning_rate: must be a finite number"]),
-        ({"deadman": {"link_timeout_s": "inf"}}, [], ["deadman.link_timeout_s: must be a finite number, not inf"]),
-        ({}, ["control.watchdog_s=-inf"], ["control.watchdog_s: must be a finite number, not -inf"]),
-        ({"algorithm": {"seed": 1}}, [], ["algorithm.seed: there is no such setting"]),  # the run's to give
-        ({}, ["env.kinds=sim,toy"], ["env.kinds: 'toy' is not known; known are sim, robot"]),
-        ({"env": {"kinds": []}}, [], ["env.kinds: must name at least one; known are sim, robot"]),
-        ({}, ["env.kinds=[]"], ["env.kinds: must name at least one"]),
-        ({}, ["run.seed=9223372036854775808"], ["must be at most 9223372036854775807, not 9223372036854775808"]),
-        ({}, ["run.seed=" + "9" * 5000], ["run.seed: must be a whole number"]),
-        ({}, ["run.seed=0x" + "f" * 5000], ["run.seed: must be a whole number"]),
-        ({}, ["run.eval_every=" + "[" * 2000], ["run.eval_every: must be a whole number"]),
-        ({}, ["env.options={id: 1, id: 2}"], ["env.options: must be a mapping"]),
-        ({}, ["agent.x=1"], ["agent.x: there is no section agent"]),
-        ({}, ["iterations=5"], ["'iterations=5' is not of the form section.key=value"]),
-        ({"robot": {"options": [1]}}, [], ["robot.options: must be a mapping"]),
+        ({"run": {"iteration": 3}}, [], ["run.iteration:"]),
+        ({"run": {"iterations": 0}}, [], ["run.iterations:"]),
+        ({"run": {"iterations": 2.5}}, [], ["run.iterations:"]),
+        ({"run": {"iterations": True}}, [], ["run.iterations:"]),
+        ({"run": {"seed": "x"}}, ["run.seed=-1"], ["run.seed:"]),
+        ({"run": 3}, [], ["run:"]),
+        ({"algorithm": {"discount": 1.01}}, [], ["algorithm.discount:"]),
+        ({"algorithm": {"learning_rate": "nan"}}, [], ["algorithm.learning_rate:"]),
+        ({"deadman": {"link_timeout_s": "inf"}}, [], ["deadman.link_timeout_s:"]),
+        ({}, ["control.watchdog_s=-inf"], ["control.watchdog_s:"]),
+        ({"algorithm": {"seed": 1}}, [], ["algorithm.seed:"]),  # the run's to give
+        ({}, ["env.kinds=sim,toy"], ["env.kinds:", "'toy'"]),
+        ({"env": {"kinds": []}}, [], ["env.kinds:"]),
+        ({}, ["env.kinds=[]"], ["env.kinds:"]),
+        ({}, ["run.seed=9223372036854775808"], ["run.seed:", "9223372036854775807"]),
+        ({}, ["run.seed=" + "9" * 5000], ["run.seed:"]),
+        ({}, ["run.seed=0x" + "f" * 5000], ["run.seed:"]),
+        ({}, ["run.eval_every=" + "[" * 2000], ["run.eval_every:"]),
+        ({}, ["env.options={id: 1, id: 2}"], ["env.options:"]),
+        ({}, ["agent.x=1"], ["agent.x:"]),
+        ({}, ["iterations=5"], ["'iterations=5'"]),
+        ({"robot": {"options": [1]}}, [], ["robot.options:"]),
         (
             {"robot": {"options": {"serial": 83, "mode": True, "port": "x"}}},  # written as 0x53 and on
             [],
-            [
-                "robot.options.serial: must be a text, not 83: put it in quotes",
-                "robot.options.mode: must be a text, not True: put it in quotes",
-            ],
+            ["robot.options.serial:", "robot.options.mode:"],
         ),
-        ({"robot": {"options": {True: "x"}}}, [], ["robot.options.True: must be a text, not True: put it in quotes"]),
-        ({}, ["robot.options={serial: 123}"], ["robot.options.serial: must be a text, not 123: put it in quotes"]),
-        ({"control": {"record": 20251101}}, [], ["control.record: must be a text, not 20251101: put it in quotes"]),
-        ({}, ["env.task=", "control.record=null"], ["env.task: must be a text, not None", "control.record: must be"]),
-        ({"control": {"tick": 1}}, [], ["control.tick: there is no such setting"]),
-        ({}, ["control.robot=x"], ["control.robot: there is no such setting"]),  # the run's to give
-        ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook must be a list of words"]),
-        ({}, ["control.record=recordings"], ["control.record must be an absolute path on the robot's machine"]),
-        ({"control": {"directory": "~/events"}}, [], ["control.directory must be an absolute path", "not '~/events'"]),
-        ({}, ["deadman.resume=maybe"], ["deadman.resume: 'maybe' is not known; known are automatic, manual"]),
-        ({}, ["flow.frame_stack=4"], ["flow.frame_stack: a robot's observations are not stacked"]),
-        ({}, ["flow.max_policy_lag=-1", "flow.chunk_kib=1"], ["flow.max_policy_lag", "at least 16, not 1"]),
+        ({"robot": {"options": {True: "x"}}}, [], ["robot.options.True:"]),
+        ({}, ["robot.options={serial: 123}"], ["robot.options.serial:"]),
+        ({"control": {"record": 20251101}}, [], ["control.record:"]),
+        ({}, ["env.task=", "control.record=null"], ["env.task:", "control.record:"]),
+        ({"control": {"tick": 1}}, [], ["control.tick:"]),
+        ({}, ["control.robot=x"], ["control.robot:"]),  # the run's to give
+        ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook"]),
+        ({}, ["control.record=recordings"], ["control.record"]),
+        ({"control": {"directory": "~/events"}}, [], ["control.directory", "'~/events'"]),
+        ({}, ["deadman.resume=maybe"], ["deadman.resume:", "'maybe'"]),
+        ({}, ["flow.frame_stack=4"], ["flow.frame_stack:"]),
+        ({}, ["flow.max_policy_lag=-1", "flow.chunk_kib=1"], ["flow.max_policy_lag", "flow.chunk_kib"]),
         ({"run": {"seed": -1}, "env": {"per_worker": 0}}, ["run.x=1"], ["run.seed", "env.per_worker", "run.x"]),  # all
     ],
 )
-def test_mistakes_are_named_all_at_once(content: dict[str, Any], overrides: list[str], messages: list[str]) -> None:
+def test_mistakes_are_named_all_at_once(
+    content: dict[str, Any], overrides: list[str], named: list[str], words: Words
+) -> None:
     """Each with its place, and what would be right."""
     with pytest.raises(TrainerError) as caught:
         configuration(content, overrides)
     assert caught.value.exit_status == 2
-    for message in messages:
-        assert message in str(caught.value)
+    for name in named:
+        assert name in str(caught.value)
+    words(re.sub(r"(.)\1{99,}", r"\1…", str(caught.value)))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("- 1\n", "has no sections"),
-        ("run: {\n", "cannot be read"),
-        ("run: {seed: 1}\nrun: {seeed: 2}\n", "cannot be read: line 2 has the key run again"),
-        ("cluster: {}\nenv:\n  task: a\n  task: b\n", "line 4 has the key task again"),
-        ("run: " + "[" * 2000, "cannot be read: nested too deeply"),
-        ("run: {seed: !!bool maybe}\n", "cannot be read"),
-        ("run: {seed: 0x" + "f" * 5000 + "}\n", "cannot be read"),
-        ("robot: {options: {serial: 2025-13-01}}\n", "cannot be read: a value does not fit its type"),
-        ("trainer: {}\n", "no section trainer"),
-        ("cluster: {}\nalgoritm: {}\n", "no section algoritm"),  # beside a cluster only what looks like ours
+        ("- 1\n", []),
+        ("run: {\n", []),
+        ("run: {seed: 1}\nrun: {seeed: 2}\n", ["run", "line 2"]),
+        ("cluster: {}\nenv:\n  task: a\n  task: b\n", ["task", "line 4"]),
+        ("run: " + "[" * 2000, []),
+        ("run: {seed: !!bool maybe}\n", []),
+        ("run: {seed: 0x" + "f" * 5000 + "}\n", []),
+        ("robot: {options: {serial: 2025-13-01}}\n", []),
+        ("trainer: {}\n", ["trainer"]),
+        ("cluster: {}\nalgoritm: {}\n", ["algoritm"]),  # beside a cluster only what looks like ours
     ],
+    ids=range(10),
 )
 def test_a_file_that_is_not_right_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, named: list[str], words: Words
 ) -> None:
     """With status 2, before anything starts."""
     file = tmp_path / "train.yaml"
@@ -185,7 +188,10 @@ def test_a_file_that_is_not_right_is_refused(
     with pytest.raises(SystemExit) as caught:
         parse(["--config", str(file)])
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err.partition("error: ")[2].splitlines()[0]
+    for name in (str(file), *named):
+        assert name in said
+    words(said.partition("read: ")[0], FILE=file)  # what follows may be the library's
 
 
 def test_a_file_that_is_not_there_is_named_whole(
