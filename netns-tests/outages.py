@@ -54,6 +54,11 @@ class OutageDriver:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def output(self) -> str:
+        """What `edgelink run` and the driver have printed."""
+        return self._log.read_text()
+
     def events(self) -> list[dict[str, Any]]:
         return records_in(self._record)
 

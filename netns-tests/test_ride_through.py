@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, mend, processes
 from machines import Machine, brought_up_on, make_token, overlay_ip, revive, wait_for_condition, wait_until
 from outages import OutageDriver
+from truth import Observer, called_well, state_of
 
 from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
+from edgelink.errors import ExitCode
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
 
@@ -40,6 +43,7 @@ NODES = (RELAY, CLOUD, *EDGES)
 UNTOUCHED_S = 10.0  # calls come ten times a second: what a busy machine may add, and far less than the outage
 ROUTE_GAP_S = 1.0
 TENSOR_MIB = 48
+TOLD_S, GREEN_S = 10.0, 5.0  # until a node that is cut off is paused everywhere, and until it is not any more
 RUN = ["edgelink", "run", "--no-preflight", "--", "python"]
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
@@ -243,6 +247,66 @@ def test_an_all_reduce_in_flight_completes(road: Road, driver: OutageDriver) -> 
         assert seen.lost_nodes == set()
     finally:
         driver.stop_reducing()
+
+
+def events_at(road: Road, event: str) -> list[tuple[float, dict[str, Any]]]:
+    """What the head's daemon has logged of the edge that is cut off, with its time."""
+    lines = [json.loads(line) for line in road.lab.daemon_log(CLOUD).read_text().splitlines()]
+    found = [line for line in lines if line["event"] == event and line.get("node") == EDGES[1]]
+    return [(datetime.fromisoformat(line["timestamp"]).timestamp(), line) for line in found]
+
+
+def test_an_edge_that_is_cut_off_is_paused_on_every_view(road: Road, driver: OutageDriver, tmp_path: Path) -> None:
+    """`edgelink lab set edge-2 --loss 100%`: each view says so within 10 s of the cut, and what ended 5 s after the
+    first answer. The driver goes on all the while."""
+    lab, edge = road.lab, EDGES[1]
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("cluster: {num_nodes: 3, component_placement: {env: 0-2}}\n")
+    began = len(events_at(road, "runs.node_paused")), len(events_at(road, "runs.node_answers_again"))
+    watch = lab.popen(CLOUD, ["edgelink", "nodes", "--watch"], tmp_path / "watch")
+    with Observer(lab, EDGES, tmp_path) as observer:
+        wait_until("all is well", lambda: called_well(lab, EDGES), wanted=lambda told: all(map(bool, told.values())))
+        started_s, cut_at = time.monotonic(), time.time()
+        lab.set_wan([edge], {"loss": "100%"})
+        try:
+            wait_until("paused", lambda: state_of(lab, edge), 60, wanted=lambda state: state == "paused")
+            told = called_well(lab, EDGES)
+            nodes = lab.exec(CLOUD, ["edgelink", "nodes"], capture=True)
+            plan = json.loads(
+                lab.exec(CLOUD, ["edgelink", "plan", str(cluster), "--live", "--json"], capture=True).stdout
+            )
+            watched, output = (tmp_path / "watch").read_text(), driver.output
+        finally:
+            lab.set_wan([edge], {"loss": "0%"})
+        wait_until("back", lambda: state_of(lab, edge), 120, wanted=lambda state: state == "ready")
+        told_after = wait_until(
+            "well", lambda: called_well(lab, EDGES), wanted=lambda seen: all(map(bool, seen.values()))
+        )
+        answered_at = next(at for at in observer.replies_at(edge) if at > events_at(road, "runs.node_paused")[-1][0])
+    watch.terminate()
+    watch.wait()
+    paused, again = (
+        events_at(road, "runs.node_paused")[began[0] :],
+        events_at(road, "runs.node_answers_again")[began[1] :],
+    )
+    print(
+        f"paused {paused[0][0] - cut_at:.1f} s after the cut, back {again[0][0] - answered_at:.1f} s after its answer"
+    )
+    assert {view: edge in well for view, well in told.items()} == dict.fromkeys(told, False)
+    assert told["nodes"] == told["metrics"] == {CLOUD, EDGES[0]}
+    assert nodes.returncode == ExitCode.TRY_AGAIN
+    assert "node_paused" in [notice["code"] for notice in plan["notices"]]
+    assert f"{edge}: paused" in watched
+    assert f"{edge} is paused" in output
+    assert {view: edge in well for view, well in told_after.items()} == dict.fromkeys(told, True)
+    assert len(paused) == len(again) == 1
+    assert paused[0][0] - cut_at <= TOLD_S
+    assert again[0][0] - answered_at <= GREEN_S
+    assert again[0][1]["run_waited"]
+    wait_until("the run says so", lambda: driver.output, 30, wanted=lambda text: f"{edge} answers again" in text)
+    assert driver.wait_answers(time.monotonic(), 60)
+    seen = driver.seen(started_s)
+    assert (seen.errors, seen.lost_nodes) == ([], set())
 
 
 def condition(road: Road, node: str) -> dict[str, Any]:
