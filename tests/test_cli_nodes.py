@@ -265,7 +265,8 @@ async def test_wait_for_a_ready_node_also_before_its_daemon_runs(daemon: Daemon)
     async with daemon.serving():
         status, _, err = await daemon.ask("wait", "--for", "ready", "--timeout", "0s")
         assert status == 75
-        assert "head cloud: OverlayUp Starting: soon" in err
+        assert "OverlayUp: Starting" in err
+        assert err.count("soon") == 1
         daemon.unmet = []
         assert (await waiting)[0] == 0
 

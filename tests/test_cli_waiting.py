@@ -56,6 +56,19 @@ def test_without_a_terminal_a_line_is_written_when_something_changed() -> None:
     assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
 
 
+def test_at_first_it_is_told_what_is_waited_for_and_how_long() -> None:
+    """All nodes by name, where no other number of them was asked for."""
+    for what, words in (("", ("4 nodes", "cloud", "edge-1")), ("4 nodes", ("cloud",)), ("8 GPUs", ("8 GPUs",))):
+        out = io.StringIO()
+        with WaitingList(out, what=what) as waiting:
+            waiting.show(event(FOUR, 600.0))
+            waiting.show(event(FOUR[2:], 595.0))
+        first, *rest = out.getvalue().splitlines()
+        assert all(word in first for word in (*words, "10 min"))
+        assert rest == [summary(FOUR), summary(FOUR[2:])]
+    assert "cloud" not in first
+
+
 def test_a_terminal_without_a_cursor_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emacs's shell, for one."""
     monkeypatch.setenv("TERM", "dumb")
@@ -74,11 +87,11 @@ def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left(monkeypatc
     warned = [node(1, "edge-1", "ready", warnings=("torch 2.4.0, head has 2.5.1",))]
     with WaitingList(out) as waiting:
         waiting.show(event(FOUR, 60.0))
-        drawn = out.getvalue().count("\n")
+        drawn = out.getvalue().count("\n") - 1  # what is waited for stays
         waiting.show(event(warned, 55.0))
         waiting.show(event(warned, 50.0))
-    assert "(60 s left)" in out.getvalue()
-    assert "(50 s left)" not in out.getvalue(), "nobody is waited for any more"
+    assert "60 s" in out.getvalue()
+    assert "50 s" not in out.getvalue(), "what is there is not counted down"
     assert f"\x1b[{drawn}F\x1b[J" in out.getvalue()
     assert out.getvalue().count("edgelink: warning: edge-1: torch 2.4.0, head has 2.5.1\n") == 1
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import call
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import json_option
+from edgelink.cli.patience import call
 from edgelink.cli.ray_request import require_head
 from edgelink.config.paths import Paths
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Group, json_option
+from edgelink.cli.patience import call
 from edgelink.config.paths import Paths
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, call
+from edgelink.api.client import DaemonError, DaemonNotRunningError
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import UNLIMITED, columns
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import config_option, json_option
+from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.status import daemons_here
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
@@ -79,8 +80,9 @@ def command(
     Exit status 0: nothing failed (what holds less than it could is `limited`); 1: something did.
     """
     topics = _chosen(names)
-    surroundings = look_around(config_path)
-    findings = examine(surroundings, [check for checks in topics.values() for check in checks])
+    with waiting_for("checking this machine: some programs and other nodes are slow to answer"):
+        surroundings = look_around(config_path)
+        findings = examine(surroundings, [check for checks in topics.values() for check in checks])
     by_topic = {
         topic: {name_of(check): findings[name_of(check)] for check in checks} for topic, checks in topics.items()
     }
@@ -145,7 +147,12 @@ def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Fi
         return Finding(Verdict.SKIPPED, "no head or edge runs here; a relay is there to be reached")
     try:
         found = call(
-            surroundings.paths.node_socket, "POST", "/knock", {"ports": list(ports)}, timeout_s=_KNOCK_TIMEOUT_S
+            surroundings.paths.node_socket,
+            "POST",
+            "/knock",
+            {"ports": list(ports)},
+            timeout_s=_KNOCK_TIMEOUT_S,
+            what="waiting for a relay to knock at this machine",
         )
     except DaemonError as error:
         if error.condition_reason == "NotKnocked":
@@ -161,7 +168,8 @@ def _look_over_overlay(surroundings: Surroundings, of_node: str, ports: tuple[in
     socket = paths.bootstrap_socket if roles == {"bootstrap"} else paths.node_socket
     node = call(socket, "POST", "/ping", {"node": of_node, "timeout_s": _ANSWER_S}, timeout_s=2 * _ANSWER_S)
     asked = asked_ports(surroundings.config, ports, {listener.port for listener in listeners()})
-    tried = asyncio.run(try_ports(node["overlay_ip"], asked))
+    with waiting_for(f"trying {len(asked)} ports of {of_node}"):
+        tried = asyncio.run(try_ports(node["overlay_ip"], asked))
     return from_overlay(surroundings.config, node, tried, is_head_or_relay=not roles <= {"edge"})
 
 

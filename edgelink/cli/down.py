@@ -36,7 +36,7 @@ def command(*, timeout_s: float, config_path: Path | None) -> None:
     steps = to_disable(machine)
     with waiting_for("stopping this machine's daemon, Ray and EasyTier"):
         do(steps, machine)
-        told = stop_node(config, paths, timeout_s)  # of a daemon that was started by hand, and what a dead one left
+    told = stop_node(config, paths, timeout_s)  # of a daemon that was started by hand, and what a dead one left
     for line in told:
         click.echo(line)
     lease = lease_of(paths)

@@ -16,15 +16,17 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
+from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
+from edgelink.cli.status import who
 from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
@@ -245,8 +247,9 @@ class _Run:
     def _wait_for_facts(self) -> None:
         assert self._request is not None
         deadline_s = self._clock.monotonic_s() + _SETTLE_S
-        while not self._request.nodes.lost and self._clock.monotonic_s() < deadline_s:
-            self._clock.block(_LOOK_S)
+        with waiting_for("waiting for Ray to say whether a node was lost"):
+            while not self._request.nodes.lost and self._clock.monotonic_s() < deadline_s:
+                self._clock.block(_LOOK_S)
 
     def _look(self, step: Path, tail: MetricsTail) -> None:
         """How far the driver is, and what its steps were like, where it says so."""
@@ -356,7 +359,7 @@ def refuse_elsewhere(paths: Paths) -> dict[str, Any]:
         head = status.get("head") or {}
         where = f"{head['hostname']} ({head['overlay_ip']})" if head else "not enrolled yet"
         raise UsageError(
-            f"this machine is {status['role']} {status['hostname']}; training is launched on the head only",
+            f"this machine is {who(status)}; training is launched on the head only",
             hint=f"run this on the head: {where}",
             reason="NotTheHead",
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgelink.api.client import call
 from edgelink.cli.options import framework_options, json_option
+from edgelink.cli.patience import call
 from edgelink.config.paths import Paths
 
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here, verbs
+from edgelink.cli.patience import waiting_for
 from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.run_directory import present_directory
+from edgelink.cli.status import who
 from edgelink.cli.step_down import require_root_may_drive
 from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
@@ -85,7 +87,8 @@ def run_head_for_command(
             cwd="/",
         )
         try:
-            _wait_until_answering(daemon, paths, said, SystemClock())
+            with waiting_for("starting the head's daemon"):
+                _wait_until_answering(daemon, paths, said, SystemClock())
             try:
                 # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
                 call(paths.node_socket, "POST", "/want-ray")
@@ -124,10 +127,9 @@ def _refuse_second_daemon(paths: Paths) -> None:
         status = call(paths.node_socket, "GET", "/status")
     except DaemonNotRunningError:
         return
-    role = status["role"]
     raise UsageError(
-        f"a daemon already runs on this machine: {role} {status['hostname'] or ''}, pid {status['pid']}",
-        hint="use `edgelink run -- CMD`" if role == "head" else "training is launched on the head only",
+        f"a daemon already runs on this machine: {who(status)}, pid {status['pid']}",
+        hint="use `edgelink run -- CMD`" if status["role"] == "head" else "training is launched on the head only",
         reason="AlreadyRunning",
     )
 
@@ -181,6 +183,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
         return
     os.kill(daemon.pid, signal.SIGTERM)
     try:
-        daemon.wait(_STOP_TIMEOUT_S)
+        with waiting_for("stopping the head's daemon, its EasyTier and its Ray"):
+            daemon.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         click.echo(f"edgelink: the head daemon (pid {daemon.pid}) is still stopping", err=True)

@@ -53,6 +53,7 @@ def command(
     """
     from edgelink import log
     from edgelink.cli import daemon
+    from edgelink.cli.patience import waiting_for
     from edgelink.clock import SystemClock
     from edgelink.config import Paths, load_config
     from edgelink.roles.join import join
@@ -70,7 +71,8 @@ def command(
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)
     assert enrolment is not None  # read_token does not return without a token
     try:
-        lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
+        with waiting_for(f"asking the relay at {', '.join(enrolment.token.addresses)} for this machine's place"):
+            lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
     except KeyboardInterrupt:  # the registry gives a machine the same lease for the same token
         click.echo("edgelink: stopped; the token is still good: run the same command again", err=True)
         raise

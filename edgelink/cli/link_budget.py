@@ -13,7 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from edgelink.api.client import call
+from edgelink.cli.patience import call
 from edgelink.cli.preflight import exchange, nodes_that_talk
 from edgelink.config import load_config
 from edgelink.config.paths import Paths

@@ -10,15 +10,17 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, EventStream, call
+from edgelink.api.client import DaemonNotRunningError, EventStream
 from edgelink.api.find_node import find
 from edgelink.cli.node_argument import NodeName, known_nodes
 from edgelink.cli.options import Ago, config_option
+from edgelink.cli.patience import call, saying
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import running_daemons
 from edgelink.clock import SystemClock
@@ -390,7 +392,8 @@ def _own_names(status: dict[str, Any]) -> set[str]:
 
 def _ray_of_other(paths: Paths, hostname: str) -> dict[str, str]:
     """What that node sends, sealed to the head. Raises EdgelinkError: it does not answer, or has no such logs."""
-    for part in EventStream(paths.node_socket, "POST", "/reports", {"since_s": 1.0, "hostname": hostname}):
+    ask = partial(EventStream, paths.node_socket, "POST", "/reports", {"since_s": 1.0, "hostname": hostname})
+    for part in saying(f"waiting for {hostname} to send its logs", ask):
         if part.get("hostname") == hostname:
             found = {name.removeprefix("ray/"): text for name, text in part["files"].items() if name.startswith("ray/")}
             if not found:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.cli.as_ray import as_ray
+from edgelink.cli.patience import waiting_for
 from edgelink.errors import EdgelinkError
 from edgelink.placement.interpreters import refuse_missing, wanted_interpreters
 from edgelink.training.code_sync import imported_from, is_off
@@ -90,14 +91,15 @@ def _answers(granted: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[d
     program = resources.files("edgelink.ray_cluster").joinpath("node_look.py").read_text()
     found: dict[str, dict[str, Any]] = {}
     try:
-        done = subprocess.run(
-            **as_ray(granted, "-c", program),
-            input=json.dumps(question),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        with waiting_for("asking the nodes for their code and interpreters"):
+            done = subprocess.run(
+                **as_ray(granted, "-c", program),
+                input=json.dumps(question),
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return found, f"no answer within {_LIMIT_S:g} s"
     except (OSError, KeyError, EdgelinkError) as error:

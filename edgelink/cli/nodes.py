@@ -13,6 +13,7 @@ from edgelink.api.schema import VERSION
 from edgelink.cli import members
 from edgelink.cli.layout import columns, table, wrapped
 from edgelink.cli.options import json_option
+from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.config.paths import Paths
@@ -48,7 +49,8 @@ def command(*, as_json: bool, is_watching: bool) -> int:
     draw, told = (lines, facts) if is_head else (members.lines, members.facts)
     if is_watching:
         return watch(look, draw=draw, facts=told, as_json=as_json)
-    found = look()
+    with waiting_for(DAEMON):
+        found = look()
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:

@@ -87,7 +87,7 @@ def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def way_of(answer: dict[str, Any]) -> str:
     """In words; EasyTier may not know it (yet), and an overlay that was there already has none to tell of; pure."""
-    return "on a way that is not known" if answer["path"] is None else way_in_words(answer)
+    return "no route known" if answer["path"] is None else way_in_words(answer)
 
 
 def lines(event: dict[str, Any], width: int) -> list[str]:
@@ -95,8 +95,7 @@ def lines(event: dict[str, Any], width: int) -> list[str]:
     name = f"{event['hostname']} ({event['overlay_ip']})"
     if event["event"] == "probe":
         if event["rtt_ms"] is None:
-            way = "and no way to it is known" if event["path"] is None else way_of(event)
-            return wrapped(f"{event['seq']:>3} {name}: ", f"no answer, {way}", width)
+            return wrapped(f"{event['seq']:>3} {name}: ", f"no answer, {way_of(event)}", width)
         return wrapped(f"{event['seq']:>3} {name}: ", f"{event['rtt_ms']:.1f} ms, {way_of(event)}", width)
     found = wrapped(f"{name}: ", f"{event['sent']} sent, {event['answered']} answered, {event['loss']:.0%} lost", width)
     if event["answered"]:

@@ -148,8 +148,8 @@ def _live_nodes() -> tuple[list[Node], Driver | None, list[Notice]]:
         UsageError: this is not the head.
         PlacementError: Ray lists none.
     """
-    from edgelink.api.client import call
     from edgelink.cli.driver_run import refuse_elsewhere
+    from edgelink.cli.patience import call
     from edgelink.config.paths import Paths
 
     paths = Paths.from_environment()

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgelink.api.client import call
 from edgelink.cli.as_ray import as_ray
+from edgelink.cli.patience import waiting_for
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.training.preflight import (
@@ -100,7 +101,8 @@ def check_before_launch(
         "measure": [[names[a], names[b]] for a, b in pairs],
     }
     started_s = clock.monotonic_s()
-    seen = exchange(granted, question, body, daemon, say)
+    with waiting_for("preflight: the nodes exchange packets over the overlay"):
+        seen = exchange(granted, question, body, daemon, say)
     _refuse(question, seen, needed, wishes, say)
     if exchanges:
         said = f"gloo reduced over {question.device or 'their devices'}" if seen.gloo else without_gloo(seen)

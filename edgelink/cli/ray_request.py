@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from edgelink.api.client import EventStream
+from edgelink.cli.patience import DAEMON, saying
+from edgelink.cli.status import who
 from edgelink.cli.waiting import WaitingList
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
-from edgelink.wording import role_in_words
 
 
 def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
@@ -21,8 +22,9 @@ def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
         DaemonNotRunningError: no daemon of a node runs here, or it ended meanwhile.
         DaemonError: it refuses, or not everybody has followed in time.
     """
+    socket = Paths.from_environment().node_socket
     with WaitingList(sys.stderr, goal) as waiting:
-        for event in EventStream(Paths.from_environment().node_socket, "POST", path, body):
+        for event in saying(DAEMON, lambda: EventStream(socket, "POST", path, body)):
             if event["event"] == "done":
                 return list(event["absent"])
             if event["event"] == "told":
@@ -38,7 +40,7 @@ def require_head(status: dict[str, Any], what: str) -> None:
         return
     head = status.get("head") or {}
     raise UsageError(
-        f"{what} is for the head; this machine is {role_in_words(status['role'])} {status['hostname']}",
+        f"{what} is for the head; this machine is {who(status)}",
         hint=f"run it on {head['hostname']} ({head['overlay_ip']})" if head else "run it on the head",
         reason="NotTheHead",
     )

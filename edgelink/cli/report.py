@@ -10,16 +10,18 @@ import tarfile
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream
 from edgelink.api.schema import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns
 from edgelink.cli.options import Ago, config_option, json_option
+from edgelink.cli.patience import call, saying
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
@@ -107,7 +109,8 @@ def _of_others(paths: Paths, since_s: float) -> Others:
     refuse_elsewhere(paths)
     found, is_whole = Others({}, [], []), False
     body = {"since_s": min(since_s, _MOST_OF_OTHERS_S)}
-    for part in EventStream(paths.node_socket, "POST", "/reports", body):
+    ask = partial(EventStream, paths.node_socket, "POST", "/reports", body)
+    for part in saying("waiting for the other nodes' reports", ask):
         if "missing" in part:
             is_whole = True
             found.missing.extend(part["missing"])

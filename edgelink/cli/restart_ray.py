@@ -19,7 +19,7 @@ def command(*, node: str | None, everywhere: bool, force: bool, timeout_s: float
     NODE is a hostname or node id. The head's Ray is the cluster, so a restart of it restarts every node's. The overlay
     is not touched. Exit status 75: a run is in progress, or not everybody has a new Ray yet.
     """
-    from edgelink.api.client import call
+    from edgelink.cli.patience import call
     from edgelink.cli.ray_request import ray_request, require_head
     from edgelink.config.paths import Paths
 

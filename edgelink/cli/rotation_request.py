@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import EventStream
+from edgelink.cli.patience import saying
 from edgelink.config.paths import Paths
 from edgelink.errors import DeadlineError, EdgelinkError
 
@@ -20,7 +21,8 @@ def rotation_request(path: str, body: dict[str, Any], *, as_json: bool) -> dict[
         DaemonError: it refuses, or gave up.
     """
     said: dict[str, str] = {}
-    for event in EventStream(Paths.from_environment().bootstrap_socket, "POST", path, body):
+    socket = Paths.from_environment().bootstrap_socket
+    for event in saying("waiting for the registry to answer", lambda: EventStream(socket, "POST", path, body)):
         if as_json:
             click.echo(json.dumps(event))
         if event["event"] == "done":

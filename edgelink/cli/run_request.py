@@ -11,6 +11,7 @@ from typing import Any
 
 from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
+from edgelink.cli.patience import saying
 from edgelink.clock import Clock
 from edgelink.duration import brief
 from edgelink.errors import EdgelinkError
@@ -65,9 +66,9 @@ class RunRequest:
             DaemonError: refused, or the nodes were not there in time.
             DaemonNotRunningError: no daemon answers, or it ended or hung meanwhile.
         """
-        self._stream = self._open(running=False)
+        stream = self._stream = self._open(running=False)
         try:
-            for event in self._stream:
+            for event in saying("waiting for the head's daemon to answer", lambda: stream):
                 if event["event"] == "granted":
                     self._stream.allow_silence()
                     return event

@@ -22,6 +22,7 @@ from edgelink.api.schema import VERSION
 from edgelink.cli.condition_lines import hanging, marked, note, weight_among
 from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option
+from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.condition_table import Weight
 from edgelink.config.paths import Paths
@@ -44,7 +45,8 @@ def command(*, as_json: bool, is_watching: bool, is_verbose: bool) -> int:
     draw = lines if is_verbose else short_lines
     if is_watching:
         return watch(lambda: look(paths), draw=draw, facts=facts, as_json=as_json)
-    seen = look(paths)
+    with waiting_for(DAEMON):
+        seen = look(paths)
     if as_json:
         click.echo(json.dumps(seen, indent=2))
     else:

@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 
 from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.patience import waiting_for
+from edgelink.cli.status import who
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
 from edgelink.errors import ConfigError, DeadlineError
 from edgelink.roles.leftovers import end_leftovers
-from edgelink.wording import role_in_words
 
 
 def config_to_end_by(config_path: Path | None) -> Config:
@@ -40,10 +41,11 @@ def stop_node(config: Config, paths: Paths, timeout_s: float) -> list[str]:
     clock = SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
     told = []
-    for socket in (paths.node_socket, paths.bootstrap_socket):
-        with suppress(DaemonNotRunningError):
-            told.append(_stop_daemon(socket, deadline_s - clock.monotonic_s(), timeout_s))
-    found = asyncio.run(end_leftovers(config, paths, clock))
+    with waiting_for(f"stopping this machine's daemon, Ray and EasyTier (at most {timeout_s:g} s)"):
+        for socket in (paths.node_socket, paths.bootstrap_socket):
+            with suppress(DaemonNotRunningError):
+                told.append(_stop_daemon(socket, deadline_s - clock.monotonic_s(), timeout_s))
+        found = asyncio.run(end_leftovers(config, paths, clock))
     if found:
         told.append(f"ended what a daemon had left behind: {', '.join(found)}")
     return told
@@ -53,11 +55,11 @@ def _stop_daemon(socket: Path, left_s: float, timeout_s: float) -> str:
     """Returns once the daemon's process is gone: it goes last, after its children."""
     status = call(socket, "GET", "/status")
     pid = int(status["pid"])
-    who = f"{role_in_words(status['role'])} {status['hostname'] or '(not enrolled)'}"
+    name = who(status)
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        return f"stopped {who} (pid {pid})"
+        return f"stopped {name} (pid {pid})"
     try:
         call(socket, "POST", "/stop")
         ended, _, _ = select.select([process], [], [], max(0.0, left_s))
@@ -65,7 +67,7 @@ def _stop_daemon(socket: Path, left_s: float, timeout_s: float) -> str:
         os.close(process)
     if not ended:
         raise DeadlineError(
-            f"{who} (pid {pid}) was still ending its Ray and EasyTier after {timeout_s:g} s",
+            f"{name} (pid {pid}) was still ending its Ray and EasyTier after {timeout_s:g} s",
             hint="its log says what does not end; `edgelink stop` again waits for it again",
         )
-    return f"stopped {who} (pid {pid})"
+    return f"stopped {name} (pid {pid})"

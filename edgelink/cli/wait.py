@@ -17,11 +17,13 @@ from edgelink.cli.status import daemons_here, who
 from edgelink.cli.waiting import WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
+from edgelink.duration import in_words
 from edgelink.errors import DeadlineError
 
 _LOOK_S = 0.5
 _ANSWER_S = 5.0  # at least so long a daemon may take to answer, whatever time is left
 _READY = "ready"
+_GOALS = {"nodes": "nodes", "gpus": "GPUs", "cpus": "CPUs"}
 
 
 class Goal(click.ParamType[tuple[str, int]]):
@@ -63,9 +65,9 @@ def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bo
     wanted = dict(goals)
     if wanted.pop(_READY, None):
         wait_ready(paths, clock, timeout_s, as_json=as_json, look=_look_at_nothing_else)
-    if not wanted:
-        _say({"event": "done"}, "", as_json=as_json)
-    else:
+    if not wanted and as_json:
+        click.echo(json.dumps({"event": "done"}))
+    elif wanted:
         _wait_nodes(paths, clock, deadline_s, wanted, as_json=as_json)
 
 
@@ -85,22 +87,26 @@ def wait_ready(
     Raises:
         DeadlineError: they are not within ``timeout_s``.
     """
-    said, deadline_s = "", clock.monotonic_s() + timeout_s
+    said, before, deadline_s = set[str](), list[str](), clock.monotonic_s() + timeout_s
     while True:
         try:
             daemons, silent = daemons_here(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
         except DaemonNotRunningError as error:
-            daemons, line = [], error.message
+            daemons, told = [], [error.message]
         else:
-            line = "; ".join([*silent, *(_unmet(daemon) for daemon in daemons if not daemon["ready"])])
-        if line != said:
-            said = line
-            _say({"event": "waiting", "message": line}, line, as_json=as_json)
+            told = [*silent, *(_unmet(daemon) for daemon in daemons if not daemon["ready"])]
+        if as_json and told != before:
+            click.echo(json.dumps({"event": "waiting", "message": "; ".join(told)}))
+        elif not as_json:
+            first = [f"waiting until this machine is Ready (at most {in_words(timeout_s)})"] if told else []
+            _tell([line for line in [*first, *told] if line not in said])
+            said.update(first, told)
+        before = told
         look()
-        if daemons and not line:
+        if daemons and not told:
             return
         if clock.monotonic_s() >= deadline_s:
-            raise DeadlineError(f"not ready after {timeout_s:g} s: {line}", hint="`edgelink status` shows all of it")
+            raise DeadlineError(f"not ready after {timeout_s:g} s", hint="`edgelink status` says why, and what to do")
         clock.block(_LOOK_S)
 
 
@@ -109,13 +115,17 @@ def _look_at_nothing_else() -> None:
 
 
 def _unmet(daemon: dict[str, Any]) -> str:
-    unmet = next((one for one in daemon["conditions"] if one["status"] != "True"), None)
-    why = f"{unmet['type']} {unmet['reason']}: {unmet['message']}" if unmet else daemon["phase"]
+    """Why a daemon is not ready: the first condition that is not well, but of a head that is not there that it is."""
+    conditions = daemon["conditions"]
+    unmet = [one for one in conditions if one["status"] != "True"]
+    cause = next((one for one in unmet if one["reason"] == "HeadNotSeen"), next(iter(unmet), None))
+    why = f"{cause['message']} ({cause['type']}: {cause['reason']})" if cause else daemon["phase"]
     return f"{who(daemon)}: {why}"
 
 
 def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict[str, int], *, as_json: bool) -> None:
-    with WaitingList(sys.stdout if as_json else sys.stderr, as_json=as_json) as waiting:
+    what = " and ".join(f"{number} {_GOALS[name]}" for name, number in goals.items())
+    with WaitingList(sys.stdout if as_json else sys.stderr, what=what, as_json=as_json) as waiting:
         while True:
             left_s = max(0.0, deadline_s - clock.monotonic_s())
             try:
@@ -124,7 +134,8 @@ def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict
                 body, patience_s = {"goals": goals, "timeout_s": left_s}, _patience_s(left_s + _ANSWER_S)
                 for event in EventStream(paths.node_socket, "POST", "/wait", body, timeout_s=patience_s):
                     if event["event"] == "done":
-                        _say(event, "", as_json=as_json)
+                        if as_json:
+                            click.echo(json.dumps(event))
                         return
                     waiting.show(event)
             except DaemonNotRunningError:
@@ -142,8 +153,6 @@ def _patience_s(left_s: float) -> float:
     return min(SILENCE_S, max(left_s, _ANSWER_S))
 
 
-def _say(event: dict[str, Any], line: str, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(event))
-    elif line:
+def _tell(lines: list[str]) -> None:
+    for line in lines:
         click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)

@@ -1,4 +1,4 @@
-"""Who is missing and why, in one line that changes: redrawn on a terminal, written anew at each change elsewhere."""
+"""What is waited for, then who is missing and why in a line that changes: redrawn on a terminal, else a new line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import click
 
 from edgelink.cli.layout import UNLIMITED, can_be_redrawn, columns, wrapped
+from edgelink.duration import in_words
 from edgelink.wording import few
 
 
@@ -24,13 +25,17 @@ class GangWishes:
 
 
 class WaitingList:
-    """Shows the nodes that a command waits for; ``goal``: what they are when they are ready for it.
+    """Shows the nodes that a command waits for.
 
-    ``as_json``: each state as a JSON line instead, all that is known of each node in it.
+    Args:
+        goal: what they are when they are ready for it.
+        what: what is waited for. "": all these nodes.
+        as_json: write each state as a JSON line instead, with all that is known of each node.
     """
 
-    def __init__(self, stream: TextIO, goal: str = "ready", *, as_json: bool = False) -> None:
+    def __init__(self, stream: TextIO, goal: str = "ready", *, what: str = "", as_json: bool = False) -> None:
         self._goal = goal
+        self._what = what
         self._stream = stream
         self._as_json = as_json
         self._live = can_be_redrawn(stream) and not as_json
@@ -50,16 +55,21 @@ class WaitingList:
             click.echo(json.dumps(event), file=self._stream)
             return
         nodes, left_s = event["nodes"], event["left_s"]
+        is_done = all(node["ready"] for node in nodes)
+        if not self._said and not is_done:
+            self._write(_first_line(self._what, nodes, left_s))
         self._warn(nodes, event.get("notes", ()))
         line = summary(nodes, self._goal)
         if self._live:
-            is_over = left_s is None or all(node["ready"] for node in nodes)
-            left = "" if is_over else f" ({left_s:.0f} s left)"
-            self._redraw(line + left)
+            self._redraw(line if is_done or left_s is None else f"{line} (gives up in {left_s:.0f} s)")
         elif line != self._said:
-            width = columns(self._stream) if self._stream.isatty() else UNLIMITED
-            click.echo("\n".join(wrapped("", line, width, indent=0)), file=self._stream)
+            self._write(line)
         self._said = line
+
+    def _write(self, line: str) -> None:
+        """Write a line that stays; in a log it is one line, however long."""
+        width = columns(self._stream) if self._stream.isatty() else UNLIMITED
+        click.echo("\n".join(wrapped("", line, width, indent=0)), file=self._stream)
 
     def _warn(self, nodes: list[dict[str, Any]], notes: Iterable[str]) -> None:
         """Each warning once, on a line that stays."""
@@ -81,6 +91,14 @@ class WaitingList:
         if self._drawn_lines:
             self._stream.write(f"\x1b[{self._drawn_lines}F\x1b[J")
             self._drawn_lines = 0
+
+
+def _first_line(what: str, nodes: list[dict[str, Any]], left_s: float | None) -> str:
+    """``waiting for 2 nodes: cloud, robot (at most 10 min)``."""
+    these = f"{len(nodes)} nodes" if len(nodes) > 1 else "1 node"
+    names = few([node["hostname"] or f"rank {node['node_rank']}" for node in nodes])
+    at_most = "" if left_s is None else f" (at most {in_words(round(left_s))})"
+    return f"waiting for {f'{these}: {names}' if what in ('', these) else what}{at_most}"
 
 
 def summary(nodes: list[dict[str, Any]], goal: str = "ready") -> str:
