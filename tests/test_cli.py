@@ -16,7 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgelink.cli import main, stop
+from edgelink.cli import lab, main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
 from edgelink.errors import UsageError
 from edgelink.registry.token import Token
@@ -196,6 +196,19 @@ def test_the_relay_may_be_called_by_its_role() -> None:
     """As head and edge are."""
     context = click.Context(main.edgelink)
     assert main.edgelink.get_command(context, "relay") is main.edgelink.get_command(context, "bootstrap")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_daemons", "node", "program"),
+    [("lab", True, "cloud", "edgelink"), ("ux", True, "cloud", "edgelink"), ("ux", False, "relay", "bash")],
+)
+def test_what_a_lab_that_is_up_advises_runs_in_that_lab(
+    name: str, node: str, program: str, *, has_daemons: bool
+) -> None:
+    words = lab.next_command(name, has_daemons=has_daemons).split()
+    assert words[:3] == ["edgelink", "lab", "exec"]
+    found = lab.exec_.make_context("exec", words[3:]).params
+    assert (found["name"], found["node"], found["argv"][0]) == (name, node, program)
 
 
 def test_unknown_verb_and_option_are_usage_errors() -> None:

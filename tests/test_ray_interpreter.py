@@ -16,7 +16,7 @@ from edgelink.config import Config, Paths, RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError, RayClusterError
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
-from edgelink.ray_cluster.interpreter import Interpreter, inspect_interpreter, resolve_user, user_of
+from edgelink.ray_cluster.interpreter import Interpreter, how_to_install, inspect_interpreter, resolve_user, user_of
 from edgelink.ray_cluster.local_ray import LocalRay
 
 OWN = os.geteuid()
@@ -62,6 +62,22 @@ async def test_named_interpreter_without_ray_is_an_error(tmp_path: Path) -> None
     python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false, [], {}]'")
     with pytest.raises(MissingDependencyError, match="has no Ray"):
         await inspect_interpreter(python)
+
+
+@pytest.mark.parametrize(
+    ("python", "is_own"),
+    [
+        ("/usr/bin/python3", False),
+        ("/bin/python3.11", False),
+        ("/opt/train/bin/python", True),
+        ("/usr/local/bin/python3", True),
+    ],
+)
+def test_pip_is_not_asked_to_change_the_distributions_interpreter(python: str, *, is_own: bool) -> None:
+    """It refuses to since PEP 668, in Debian 12 for one."""
+    told = how_to_install(Path(python), "ray>=2.47")
+    assert (f"`{python} -m pip install 'ray>=2.47'`" in told) is is_own
+    assert ("-m venv" in told) is not is_own
 
 
 async def test_an_interpreter_that_says_more_than_asked_is_understood(tmp_path: Path) -> None:

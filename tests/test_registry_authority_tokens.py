@@ -170,6 +170,28 @@ async def test_tokens_that_do_not_open(world: World) -> None:
         assert refused(world, envelope, token.token_id)[0] == reason
 
 
+def test_who_used_a_token_is_told_by_name(world: World) -> None:
+    """A person knows machines by their names. One that has left has none any more."""
+    stayed, left = world.token(), world.token()
+    world.enrol(NodeKey.generate(), stayed, "robot")
+    gone = world.enrol(NodeKey.generate(), left, "gone").reply
+    assert gone.error is None
+    world.authority.release("gone")
+    for token, told in ((stayed, "by robot"), (left, "has left")):
+        reply = world.enrol(NodeKey.generate(), token, "other").reply
+        assert reply.error_reason == "TokenUsedUp"
+        assert told in (reply.error or "")
+
+
+def test_a_second_head_is_told_how_it_joins_all_the_same(world: World) -> None:
+    """Another hostname would not help: the network has one head."""
+    for name in ("cloud", "cloud-2"):
+        reply = world.enrol(NodeKey.generate(), world.token(role=Role.HEAD), name, role=Role.HEAD).reply
+    assert reply.error_reason == "LeaseConflict"
+    assert "--hostname" not in reply.error_hint
+    assert "--replaces cloud" in reply.error_hint
+
+
 async def test_expired_means_for_everyone(world: World) -> None:
     """A lost reply can be asked for again until the token expires, not after."""
     key, token = NodeKey.generate(), world.token(ttl_s=60)

@@ -14,6 +14,7 @@ from typing import cast
 
 import pytest
 from registry_world import DEFAULT_CIDR, World
+from structlog.testing import capture_logs
 
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, TokenError
 from edgelink.registry import enrol
@@ -28,7 +29,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.roles.leave import tell_left
-from edgelink.testing import MemoryBroker, MemoryTransport, eventually
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.registry_service import LoneService
 
 ADDRESS = "127.0.0.1:8883"
@@ -361,6 +362,30 @@ async def test_a_request_says_when_it_was_made(relay: Relay, monkeypatch: pytest
     machine = SimpleNamespace(pinned_ca=fetch, transport=lambda _: MemoryTransport({token.addresses[0]: broker}))
     await request_membership(token, key, machine=machine, hostname="edge-1", role=None, clock=relay.world.clock)
     assert [request.asked_at for request in asked] == [relay.world.clock.now()]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "is_told"), [(0.0, False), (-50.0, False), (61.0, True), (-172800.0, True), (-1.7e9, True)]
+)
+async def test_a_clock_that_is_off_is_told_by_whom_joins(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch, ahead_s: float, *, is_told: bool
+) -> None:
+    """It joins all the same: boards without a battery boot in 1970."""
+    token, key = relay.world.token(), NodeKey.generate()
+    own_clock = FakeClock(relay.world.clock.now() + timedelta(seconds=ahead_s))
+
+    async def fetch(*_: object) -> str:
+        return relay.world.keys.ca_pem
+
+    async def answer(_session: object, _token: object, request: Envelope, *_: object) -> EnrolReply:
+        return relay.world.authority.enrol(request, token.token_id).reply
+
+    monkeypatch.setattr(enrol, "exchange", answer)
+    transport = MemoryTransport({token.addresses[0]: MemoryBroker()})
+    machine = SimpleNamespace(pinned_ca=fetch, transport=lambda _: transport)
+    with capture_logs() as logs:
+        await request_membership(token, key, machine=machine, hostname="edge-1", role=None, clock=own_clock)
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["node.clock_off"] * is_told
 
 
 async def test_control_commands_are_batched(relay: Relay) -> None:

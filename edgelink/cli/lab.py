@@ -11,7 +11,8 @@ import click
 
 from edgelink.cli.options import F, Group, json_option
 
-_name_option = click.option("--name", default="lab", show_default=True, help="which lab; several can exist")
+_DEFAULT_NAME = "lab"
+_name_option = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="which lab; several can exist")
 _edges_option = click.option(
     "--edges", type=click.IntRange(1, 60), default=2, show_default=True, help="number of edges"
 )
@@ -71,7 +72,14 @@ def up(
     else:
         _require_easytier()
         road.bring_up(edges, **options)
-    click.echo(f"lab {name} is up:  edgelink lab exec cloud -- edgelink status", err=True)
+    click.echo(f"lab {name} is up:  {next_command(name, has_daemons=not no_daemons)}", err=True)
+
+
+def next_command(name: str, *, has_daemons: bool) -> str:
+    """Return what a person may run in the lab that is up."""
+    words = ["edgelink", "lab", "exec", *([] if name == _DEFAULT_NAME else ["--name", name])]
+    words += ["cloud", "--", "edgelink", "status"] if has_daemons else ["relay", "--", "bash"]
+    return " ".join(words)
 
 
 @command.command("run")

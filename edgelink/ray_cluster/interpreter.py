@@ -30,6 +30,8 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024  # of one list of all nodes that Ray remember
 TOO_LONG = "OutputTooLong"
 TOO_LONG_HINT = "see what its sitecustomize, usercustomize or .pth files print: only the last line is its answer"
 _TIMEOUT_S = 20.0
+_OF_THE_DISTRIBUTION = (Path("/usr/bin"), Path("/bin"))
+RAY_WANTED = "ray>=2.47"
 _INSPECTION = """
 import json, os, platform, sys, importlib.metadata as metadata
 def version(name):
@@ -72,6 +74,16 @@ class RayUser:
     groups: tuple[int, ...] = ()
 
 
+def how_to_install(python: Path, requirement: str) -> str:
+    """Return the command that brings a package to ``python``. The distribution's own takes none (PEP 668)."""
+    if python.parent in _OF_THE_DISTRIBUTION:
+        return (
+            f"it is the distribution's, which pip may not change: `{python} -m venv /opt/train`, "
+            f"`/opt/train/bin/pip install '{requirement}'`, and `ray.python: /opt/train/bin/python`"
+        )
+    return f"`{python} -m pip install '{requirement}'`"
+
+
 async def inspect_interpreter(
     python: Path | None, environ: Mapping[str, str] | None = None, asker: RayUser | None = None
 ) -> Interpreter:
@@ -85,7 +97,7 @@ async def inspect_interpreter(
         if found := await _inspect(python, asker):
             return found
         raise MissingDependencyError(
-            f"ray.python {python}: has no Ray", hint=f"{python} -m pip install 'ray>=2.47', as on the head"
+            f"ray.python {python}: has no Ray", hint=f"{how_to_install(python, RAY_WANTED)}, as on the head"
         )
     for candidate in _candidates(os.environ if environ is None else environ):
         try:

@@ -21,6 +21,8 @@ from edgelink.registry.records import Ranges, Reservation, Rest
 HEAD_RANK = 0
 AddressNumbers = tuple[int, int]  # first and last
 
+_ANOTHER_NAME = "take another one (`edgelink join --hostname NAME`)"
+
 
 @dataclass(frozen=True)
 class AllocationRequest:
@@ -160,7 +162,11 @@ def _rank(request: AllocationRequest, holdings: Holdings, claims: Claims) -> int
     if request.role is Role.HEAD:
         head = holdings.of_rank(HEAD_RANK)
         if head is not None and head.node_id != request.node_id:
-            raise conflict("this network already has a head", head)
+            raise conflict(
+                "this network already has a head",
+                head,
+                otherwise="join as an edge, with a token of `edgelink token create`",
+            )
         return HEAD_RANK
     if request.rank is None:
         own = holdings.lease(request.node_id)
@@ -244,12 +250,12 @@ def at_rest(what: str, rest: Rest) -> LeaseConflictError:
     )
 
 
-def conflict(what: str, holder: Lease) -> LeaseConflictError:
-    """Return the refusal of something that ``holder`` holds."""
+def conflict(what: str, holder: Lease, otherwise: str = _ANOTHER_NAME) -> LeaseConflictError:
+    """Return the refusal of something that ``holder`` holds. ``otherwise``: what another machine is to do."""
     return LeaseConflictError(
-        f"{what}: node {holder.node_id} ({holder.hostname}, {holder.overlay_ip}) holds it since "
+        f"{what}: {holder.hostname} ({holder.overlay_ip}, {holder.node_id}) holds it since "
         f"{holder.granted_at:%Y-%m-%d}",
-        hint="take another one (`edgelink join --hostname NAME`); if this is that machine, re-imaged, use a token of "
+        hint=f"{otherwise}; if this is that machine, re-imaged, use a token of "
         f"`edgelink token create --replaces {holder.hostname}`; if that node is gone for good, free its lease: "
         f"`edgelink registry release {holder.hostname}` on the relay",
     )

@@ -140,10 +140,19 @@ class Authority:
             password = self.keys.derive_password(envelope.body.encode())  # base64 can say one signature in two ways
             lease = self._grant(request, node_id, password)
         except EdgelinkError as error:
-            return EnrolResult(_refusal(request_id, error))
+            return EnrolResult(self._refusal(request_id, error))
         sealed = self._sealed_secrets(node_id, request.verify_key, password)
-        reply = EnrolReply(request_id=request_id, lease=lease, sealed_secrets=sealed)
+        reply = EnrolReply(request_id=request_id, lease=lease, sealed_secrets=sealed, sent_at=self._clock.now())
         return EnrolResult(reply, password)
+
+    def _refusal(self, request_id: str, error: EdgelinkError) -> EnrolReply:
+        return EnrolReply(
+            request_id=request_id,
+            error=error.message,
+            error_reason=error.condition_reason,
+            error_hint=error.hint,
+            sent_at=self._clock.now(),
+        )
 
     def enrol_all(self, requests: Sequence[tuple[Envelope, str]]) -> list[EnrolResult]:
         """Like :meth:`enrol` of each request under its token, and on disk together: that takes most of the time."""
@@ -151,7 +160,7 @@ class Authority:
             with self._store.transaction():
                 results = [self._answer(envelope, token_id) for envelope, token_id in requests]
         except RegistryError as error:  # nothing of it is on disk
-            return [EnrolResult(_refusal(request_id_of(envelope), error)) for envelope, _ in requests]
+            return [EnrolResult(self._refusal(request_id_of(envelope), error)) for envelope, _ in requests]
         reached("enrol.committed")
         return results
 
@@ -168,7 +177,7 @@ class Authority:
             error = RegistryError(
                 "the relay's EdgeLink failed at this request", hint="the log of its daemon, on the relay, says at what"
             )
-            return EnrolResult(_refusal(request_id_of(envelope), error))
+            return EnrolResult(self._refusal(request_id_of(envelope), error))
 
     def _grant(self, request: EnrolRequest, node_id: str, password: str) -> Envelope:
         hide(password)
@@ -177,7 +186,7 @@ class Authority:
             self._store.revocations.refuse(node_id)
             existing = self._store.lease(node_id)
             record = self._store.tokens.get(request.token_id)
-            token = usable_token(record, request, node_id, now, is_member=existing is not None)
+            token = usable_token(record, request, node_id, now, self._store.lease)
             refuse_outdated(request, self._store.asked_at(node_id), now)
             if token.role is Role.RELAY and request.relay is None:
                 raise ConfigError(
@@ -443,9 +452,3 @@ def _given_labels(token: TokenRecord, replaced: Lease | None) -> tuple[str, ...]
     if token.replaces is None:
         return tuple(sorted(token.labels))
     return tuple(sorted(token.labels.keys() & set(replaced.given_labels))) if replaced is not None else ()
-
-
-def _refusal(request_id: str, error: EdgelinkError) -> EnrolReply:
-    return EnrolReply(
-        request_id=request_id, error=error.message, error_reason=error.condition_reason, error_hint=error.hint
-    )

@@ -24,6 +24,7 @@ from edgelink.errors import (
     TokenError,
     UntrustedError,
 )
+from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, request_id_of
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
@@ -43,7 +44,10 @@ from edgelink.registry.transport import Login, MqttTransport, Session, Transport
 from edgelink.timeouts import timeout
 
 CONNECT_TIMEOUT_S = 10.0
+_CLOCK_OFF_S = 60.0
 ASK_AGAIN_S = 2.0  # a request is lost when the bootstrap daemon restarts at that moment
+
+log = get_logger("registry")
 
 
 class Machine(Protocol):
@@ -119,6 +123,7 @@ async def request_membership(
             login = Login(token.broker_username, token.secret)
             async with transport.connect(address, login, timeout_s=CONNECT_TIMEOUT_S) as session:
                 reply = await exchange(session, token, request, clock, timeout_s)
+                _warn_of_clock(reply, clock)
         except RegistryAuthError as error:
             raise TokenError(
                 f"the relay at {address} does not accept the token {token.token_id}: it was revoked, or has expired",
@@ -129,6 +134,18 @@ async def request_membership(
         else:
             return Membership.from_reply(reply, token=token, key=key, ca_pem=ca_pem)
     raise _no_relay(problems)
+
+
+def _warn_of_clock(reply: EnrolReply, clock: Clock) -> None:
+    """A board without a battery boots in 1970: it joins all the same, but nothing else will trust it."""
+    off_s = 0.0 if reply.sent_at is None else (clock.now() - reply.sent_at).total_seconds()
+    if abs(off_s) >= _CLOCK_OFF_S:
+        way = "ahead of" if off_s > 0 else "behind"
+        log.warning(
+            "node.clock_off",
+            message=f"this machine's clock is {round(abs(off_s))} s {way} the relay's",
+            hint="keep it right: `timedatectl set-ntp true`; certificates of other services are refused, logs mislead",
+        )
 
 
 async def exchange(session: Session, token: Token, request: Envelope, clock: Clock, timeout_s: float) -> EnrolReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 
@@ -58,9 +59,16 @@ def refuse_outdated(request: EnrolRequest, newest: datetime | None, now: datetim
 
 
 def usable_token(
-    token: TokenRecord | None, request: EnrolRequest, node_id: str, now: datetime, *, is_member: bool
+    token: TokenRecord | None,
+    request: EnrolRequest,
+    node_id: str,
+    now: datetime,
+    lease_of: Callable[[str], Lease | None],
 ) -> TokenRecord:
-    """The token, if this node may enrol with it now; ``is_member``: it holds a lease already.
+    """Return the token, if this node may enrol with it now.
+
+    Args:
+        lease_of: the lease of a node_id, None where it holds none.
 
     Raises:
         TokenError: unknown, revoked, expired, used up, or for another role.
@@ -78,9 +86,11 @@ def usable_token(
             hint=hint,
             reason="TokenExpired",
         )
-    if state == "used" and not (is_member and node_id in token.used_by):
+    if state == "used" and not (lease_of(node_id) and node_id in token.used_by):
+        leases = {each: lease_of(each) for each in token.used_by}
+        users = ", ".join(lease.hostname if lease else f"{each}, which has left" for each, lease in leases.items())
         raise TokenError(
-            f"the token {token.token_id} was used already, by {', '.join(token.used_by)}",
+            f"the token {token.token_id} was used already, by {users}",
             hint=hint,
             reason="TokenUsedUp",
         )

@@ -191,6 +191,7 @@ class EnrolReply(Payload):
         None, description="the same in [one word](conditions.md#why-an-enrolment-is-refused)"
     )
     error_hint: str = Field("", description="what to do")
+    sent_at: datetime | None = Field(None, description="by the registry's clock; older ones do not say")
 
 
 class Lease(Payload):
