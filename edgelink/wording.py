@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 _ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts its daemon
@@ -16,6 +17,15 @@ def few(names: Sequence[object], most: int = 8) -> str:
     """``a, b and 3 more``: not more names than can be read."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def json_mistake(error: Exception) -> str:
+    """Return what keeps a text from being JSON, from what reading it raised."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno} is not JSON from column {error.colno} on"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return "it is not JSON that can be read: nested too deeply, or a number that is too large"
 
 
 def printable(text: str) -> str:

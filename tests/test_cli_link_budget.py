@@ -293,6 +293,6 @@ def test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted(world: World
     assert content["cluster"] == yaml.safe_load(yaml.safe_dump(demo_cluster(1)))["cluster"]
     told = world.plan(content, "--observation", "224x224x3:uint8")
     assert told.return_value == ExitCode.OK, told.exception
-    assert "rollout    0" in told.stdout
+    assert "rollout 0" in told.stdout
     assert "weights 6.6 GB an update" in told.stdout
     assert "each observation crosses 3 times where rollout does" in told.stdout

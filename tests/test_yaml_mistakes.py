@@ -10,9 +10,10 @@ import pytest
 
 from edgelink.config import Config, load_config
 from edgelink.errors import EdgelinkError
-from edgelink.placement import check_before_waiting
+from edgelink.placement import check_before_waiting, load_nodes_file
 from edgelink.placement.load import read_cluster_file, read_yaml
 from edgelink.placement.problems import InvalidClusterError
+from edgelink.training.trainer.options import parse
 
 _ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^( *)```yaml[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -191,3 +192,36 @@ def test_what_keeps_a_text_from_being_yaml_is_said_plainly(tmp_path: Path, text:
         load_config(path, environ={})
     assert told in str(raised.value)
     assert not _LIBRARY_WORDS.search(raised.value.message.replace(str(path), ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("train:\n\tx: 1\n", "line 2 is indented by a tab"),
+        ("run: [\n", "line 2 is not YAML"),
+        ("run: !!int x\n", "a value does not fit its type"),
+        ("run:\n  seed: [[1]]\n", "run.seed"),
+        ("run:\n  seeed: 1\n", "did you mean seed?"),
+        ("run: 3\n", "run"),
+    ],
+)
+def test_the_trainers_configuration_is_judged_in_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        parse(["--config", str(path)])
+    said = capsys.readouterr().err.rpartition("edgelink train: error:")[2]
+    assert told in said
+    assert not _LIBRARY_WORDS.search(said.replace(str(path), "")), said
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[1e999]", '[{"rank": "x"}]', '{"nodes": 3}', "\xff"])
+def test_a_file_of_nodes_is_judged_in_the_same_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(EdgelinkError) as raised:
+        load_nodes_file(path)
+    assert str(path) in raised.value.message
+    assert not _LIBRARY_WORDS.search(raised.value.message.replace(str(path), "")), raised.value.message

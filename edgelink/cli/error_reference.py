@@ -36,7 +36,7 @@ Symptoms, and which of these they lead to: [troubleshooting](../troubleshooting.
 
 ## Exit status
 
-Of every command; those that run a CMD of yours end with its own.
+These are the exit statuses of every command. `run`, `head -- CMD` and `exec` end with the status of CMD.
 
 EXIT_CODES
 """

@@ -37,6 +37,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     talking_pairs,
 )
 from edgelink.training.trainer.link_budget.words import lines, mbit, to_dict, warning
+from edgelink.wording import json_mistake
 
 _STEPS = 512  # of each env worker in an update, where nobody says
 _COLLECTOR = "embodied_trajectory.py"  # of RLinf since rollout workers put trajectories together
@@ -134,13 +135,21 @@ def _work_of_report(file: Path, seats: Seats, wishes: BudgetWishes) -> Work:
         work = work_of_report(json.loads(file.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = "name what `edgelink train --report FILE` wrote, of a run of a few updates at least"
-        raise UsageError(f"--report {file} tells nothing of traffic: {error!r}", hint=hint) from error
+        raise UsageError(f"--report {file}: {_why(error)}", hint=hint) from error
     if len(work.fragment_steps) != len(seats.env):
         raise UsageError(
             f"--report {file} is of {len(work.fragment_steps)} env workers, the placement has {len(seats.env)}",
             hint="predict a placement with as many processes",
         )
     return replace(work, wanted_env_steps_per_s=wishes.env_steps_per_s)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}"
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        return json_mistake(error)
+    return str(error) if type(error) is ValueError else "it tells nothing of traffic"
 
 
 def _rlinf_rules() -> tuple[str, ...]:
@@ -209,7 +218,7 @@ def _read(file: Path, names: Mapping[int, str]) -> Measured:
         found = Measured.from_dict(content.get("link_budget", content).get("measured", content))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "name a file that `edgelink plan FILE --live --link-budget --json` wrote"
-        raise UsageError(f"--links {file}: {error}", hint=hint) from error
+        raise UsageError(f"--links {file}: {_why(error)}", hint=hint) from error
     # By name where the file has names: a node may have another rank now.
     ranks = {name: rank for rank, name in names.items()}
     now = {then: ranks.get(found.names[then]) if then in found.names else then for link in found.links for then in link}

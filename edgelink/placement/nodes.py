@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.errors import PlacementError
-from edgelink.wording import few
+from edgelink.wording import few, json_mistake
 
 NO_ACCELERATOR = "NO_ACCEL"
 ACCELERATORS = ("NV_GPU", "AMD_GPU", "INTEL_GPU", "NPU", "MUSA_GPU", NO_ACCELERATOR)
@@ -180,7 +180,7 @@ def load_nodes_file(path: Path) -> tuple[list[Node], Driver | None]:
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
     except (ValueError, RecursionError) as error:
-        raise PlacementError(f"{path}: is not JSON: {error}", hint="write a list of nodes") from error
+        raise PlacementError(f"{path}: {json_mistake(error)}", hint="write a list of nodes") from error
     listed = content.get("nodes") if isinstance(content, Mapping) else content
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise PlacementError(f"{path}: holds no list of nodes", hint='write [{"rank": 0, "ip": "10.10.0.2"}, …]')

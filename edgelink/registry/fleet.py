@@ -19,6 +19,7 @@ from edgelink.registry.records import Reservation
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenIssuer, TokenRequest
+from edgelink.wording import json_mistake
 
 _MAX_NAMED = 20
 
@@ -72,10 +73,8 @@ def read_fleet(text: str | bytes) -> Fleet:
 def _wrong(text: str | bytes, error: ValidationError) -> str:
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as no_json:
-        return f"line {no_json.lineno} is not JSON from column {no_json.colno} on"
-    except ValueError:
-        return "it is not UTF-8 text"
+    except (ValueError, RecursionError) as no_json:
+        return json_mistake(no_json)
     return "; ".join(describe(item, key_of(item["loc"], values), Fleet) for item in error.errors()[:_MAX_NAMED])
 
 

@@ -109,7 +109,8 @@ def with_cluster_file(detected: Detected) -> Detected:
     """
     if detected.is_sure:
         return detected
-    return Detected(RLINF, f"a cluster file is RLinf's ({detected.why.partition(' (')[0]}; else --framework plain)")
+    why = detected.why.partition(" (")[0]
+    return Detected(RLINF, f"a cluster file is RLinf's, and {why}; if CMD is something else, give --framework plain")
 
 
 def detect(argv: Sequence[str], directory: Path) -> Detected:
