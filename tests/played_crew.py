@@ -179,6 +179,9 @@ class PlayedCrew:
     def drop(self, index: int) -> None:
         pass
 
+    def leave_out(self, index: int) -> list[Any]:
+        return []
+
     def newcomers(self) -> list[tuple[int, str, str]]:
         found, self.new_nodes = self.new_nodes, []
         return found
@@ -265,6 +268,10 @@ class LosingCrew(PlayedRunCrew):
 
     def drop(self, index: int) -> None:
         self.gone.add(index)
+
+    def leave_out(self, index: int) -> list[Any]:
+        self.gone.add(index)
+        return []
 
 
 def whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: PlayedRunCrew, *settings: str) -> Any:

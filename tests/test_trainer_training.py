@@ -322,15 +322,16 @@ class CutCrew(PlayedCrew):
     """Nothing comes from pair 1 between two moments, and Ray gives up nobody."""
 
     cut_s: tuple[float, float] = (0.0, 0.0)
-    dropped: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
 
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
         begin_s, end_s = self.cut_s
         is_cut = begin_s <= self.now_s < end_s
         return [answer for answer in super().ready(answers, timeout_s) if not (is_cut and self._of[answer] == 1)]
 
-    def drop(self, index: int) -> None:
-        self.dropped.append(index)
+    def leave_out(self, index: int) -> list[Any]:
+        self.left_out.append(index)
+        return []
 
 
 @pytest.mark.parametrize(("until_s", "told"), [(40.0, ["silent", "answers"]), (1e9, ["silent"])])
@@ -348,7 +349,7 @@ def test_a_pair_that_does_not_answer_is_told_and_not_waited_for_at_the_end(until
     assert [(what, name) for what, name, _ in events] == [(what, "env:1") for what in told]
     assert 10.0 <= events[0][2] - 5.0 < 15.0
     assert len(said) == len(told)
-    assert crew.dropped == ([1] if told == ["silent"] else [])
+    assert crew.left_out == ([1] if told == ["silent"] else [])
     assert not crew.remade
 
 

@@ -97,7 +97,8 @@ async def inspect_interpreter(
         if found := await _inspect(python, asker):
             return found
         raise MissingDependencyError(
-            f"ray.python {python}: has no Ray", hint=f"{how_to_install(python, RAY_WANTED)}, as on the head"
+            f"ray.python {python}: has no Ray",
+            hint=f"{how_to_install(python, RAY_WANTED)}; the same versions on every node",
         )
     for candidate in _candidates(os.environ if environ is None else environ):
         try:

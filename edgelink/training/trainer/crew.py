@@ -223,13 +223,16 @@ class Crew:
 
     def drop(self, index: int) -> None:
         """End what is left of a pair; its answers are waited for no more."""
+        for worker in self.leave_out(index):
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.kill(worker)
+
+    def leave_out(self, index: int) -> list[Any]:
+        """Ask a pair for nothing more, and wait for none of its answers. Its workers, returned, end with the run."""
         slots = (self._slots.rollouts[index], self._slots.envs[index])
         for answer in [answer for answer, slot in self._pending.items() if slot in slots]:
             del self._pending[answer]
-        for slot in slots:
-            if (worker := self._workers.pop(slot, None)) is not None:
-                with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-                    self._ray.kill(worker)
+        return [self._workers.pop(slot) for slot in slots if slot in self._workers]
 
     def newcomers(self) -> list[tuple[int, str, str]]:
         """Rank, address and name of nodes in Ray that have a node rank, no worker, and were not there at the start: who

@@ -54,6 +54,7 @@ class Workers(Protocol):
     def check(self, slot: Slot, found: Any) -> Whereabouts: ...
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None: ...
     def drop(self, index: int) -> None: ...
+    def leave_out(self, index: int) -> Sequence[Any]: ...
     def newcomers(self) -> list[tuple[int, str, str]]: ...
     def take_in(self, slots: Slots) -> None: ...
 
@@ -163,8 +164,10 @@ class Training:
                 self._look()
         self._await_evaluation()
         # Who is not there, or does not answer, is not waited for to evaluate or to tell figures.
-        for index in {*self._making.gone, *self._silent}:
+        for index in self._making.gone:
             self._crew.drop(index)
+        for index in self._silent:
+            self._crew.leave_out(index)
         return self._made
 
     @property
