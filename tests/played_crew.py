@@ -249,8 +249,8 @@ class PlayedRunCrew(PlayedCrew):
     def wait(self, answer: Any, purpose: str, within_s: float | None = None) -> Any:
         return self.value(answer)
 
-    def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
-        return self.value(answer)
+    def wait_while(self, answer: Any, purpose: str, steps: Any, within_s: float | None = None) -> Any:
+        return self.wait(answer, purpose, within_s)
 
     def is_near(self, slot: Slot) -> bool:
         return True

@@ -71,9 +71,6 @@ def test_workers_that_are_being_made_when_the_training_is_done_are_not_waited_fo
                 raise TrainerError("no answer for 900 s", exit_status=75)
             return super().wait(answer, purpose, within_s)
 
-        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
-            return self.wait(answer, purpose)
-
     crew = Making([1, 1], kills={3: 0}, remake_looks=[10**9])
     report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim")
     assert crew.remade == [0]
@@ -98,7 +95,7 @@ def test_a_node_that_is_silent_when_the_training_is_done_costs_no_report(
     assert report["iterations"] == 8
     assert report["return_after"] is not None
     assert len(waited) == 1
-    assert sum(waited) < 60
+    assert sum(waited) < 100
 
 
 def test_workers_that_are_made_anew_count_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -183,7 +180,7 @@ def test_a_task_that_fails_in_its_first_evaluation_ends_the_run_with_its_words(
     """The other pair evaluates; where there is none, what the task raised is what the run says."""
 
     class Failing(LosingCrew):
-        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+        def wait_while(self, answer: Any, purpose: str, steps: Any, within_s: float | None = None) -> Any:
             env = slots_of(9).envs[self._of[answer]]
             raise WorkerFailedError(env, TrainerError(f"{env} failed: no such joint", "its log"))
 
@@ -198,7 +195,7 @@ def test_an_edge_that_is_silent_when_the_training_is_done_costs_its_own_workers(
     """After the stall timeout another one evaluates; with nobody left what was trained is there all the same."""
 
     class Silent(LosingCrew):
-        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+        def wait_while(self, answer: Any, purpose: str, steps: Any, within_s: float | None = None) -> Any:
             if len(self.learned) == 8 and self._of[answer] in silent:
                 Patience(print, stall_timeout_s=-1.0).check(purpose, [slots_of(2).rollouts[self._of[answer]]])
             return self.value(answer)

@@ -42,9 +42,9 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
     named = path or (Path(environ["EDGELINK_CONFIG"]) if environ.get("EDGELINK_CONFIG") else None)
     source = named or DEFAULT_CONFIG_FILE
     written = _read_yaml(source, may_be_absent=named is None)
-    values, lines = written or ({}, {})
+    values, text = written or ({}, "")
     variables = _apply_environment(values, environ)
-    return _validated(values, None if written is None else str(source), variables, lines)
+    return _validated(values, None if written is None else str(source), variables, text)
 
 
 def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -63,22 +63,23 @@ def _validated(
     values: dict[str, Any],
     source: str | None,
     variables: Variables | None = None,
-    lines: Mapping[Place, int] | None = None,
+    text: str = "",
 ) -> Config:
     """Return ``values`` as the models have them.
 
     Args:
         source: where the values come from that no variable set.
-        lines: of ``source``, where it is a file.
+        text: of ``source``, where it is a file.
     """
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         mistakes: dict[str, dict[Place, str]] = {}
+        lines = lines_of_keys(text)
         for item in error.errors():
             key = key_of(item["loc"], values)
             where = _source_of(key, source, variables or {})
-            line = _line_of(key, lines or {}) if where == source else None
+            line = _line_of(key, lines) if where == source else None
             at = "" if line is None else f"line {line}: "
             mistakes.setdefault(where, {}).setdefault(key, at + describe(item, key))
         message = "; ".join(f"{where}: {'; '.join(told.values())}" for where, told in mistakes.items())
@@ -100,8 +101,8 @@ def _source_of(place: Place, source: str | None, variables: Variables) -> str:
     return ", ".join(([] if source is None else [source]) + below)
 
 
-def _read_yaml(path: Path, *, may_be_absent: bool) -> tuple[dict[str, Any], dict[Place, int]] | None:
-    """Return what the file says, and the line of each key. None: there is no such file, and there need be none."""
+def _read_yaml(path: Path, *, may_be_absent: bool) -> tuple[dict[str, Any], str] | None:
+    """Return what the file says, and its text. None: there is no such file, and there need be none."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -117,15 +118,14 @@ def _read_yaml(path: Path, *, may_be_absent: bool) -> tuple[dict[str, Any], dict
         values = parse(text)
         if isinstance(values, str) and (found := key_without_colon(text.strip())):
             raise colon_missing(1, *found)
-        lines = lines_of_keys(text)
     except YamlMistakeError as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
     if values is None:
-        return {}, {}
+        return {}, text
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: has no keys", hint=f"begin each line with a key and a colon. {EXPLAINED}")
     # A heading with nothing below it says nothing.
-    return {key: value for key, value in values.items() if value is not None}, lines
+    return {key: value for key, value in values.items() if value is not None}, text
 
 
 def _parsed(text: str, source: str) -> Any:

@@ -312,13 +312,15 @@ class Crew:
         """
         return next(self.wait_each([answer], purpose, within_s))[1]
 
-    def wait_while(self, answer: Any, purpose: str, steps: Callable[[], Any]) -> Any:
+    def wait_while(self, answer: Any, purpose: str, steps: Callable[[], Any], within_s: float | None = None) -> Any:
         """The value of one answer that may take any time, as long as whoever works on it comes further.
 
         Args:
             steps: begins to ask how many steps it has done.
+            within_s: how long it is waited for without one. None: for the stall timeout.
         """
-        patience, pulse, begun_s = self._patience(), Pulse(steps), time.monotonic()
+        patience = self._patience() if within_s is None else Patience(self._say, within_s)
+        pulse, begun_s = Pulse(steps), time.monotonic()
         while True:
             ready = self.ready([answer, *([] if pulse.answer is None else [pulse.answer])], 1.0)
             if answer in ready:

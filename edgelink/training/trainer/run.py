@@ -52,7 +52,9 @@ from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts, rates
 
-_FIGURES_S = 30.0  # a report that lacks figures is worth more than a command that does not end
+# A report that lacks figures is worth more than a command that does not end. A worker that is busy is asked each
+# NOTICE_EVERY_S whether it comes further, and waited for.
+_FIGURES_S = 75.0
 
 
 class Run:
@@ -445,8 +447,12 @@ class Run:
         """
         if slot.ip in self._without_figures:
             raise WorkerLostError(slot, TimeoutError("its node does not answer"))
+        purpose = "figures for the report"
         try:
-            return self._crew.wait(answer, "figures for the report", _FIGURES_S)
+            if slot in self._slots.learners:
+                return self._crew.wait(answer, purpose, _FIGURES_S)
+            rollout = self._slots.rollouts[slot.process_rank]
+            return self._crew.wait_while(answer, purpose, lambda: self._crew.call(rollout, "steps"), _FIGURES_S)
         except StallError as error:
             self._without_figures.add(slot.ip)
             self._say(f"{slot} has not answered for {_FIGURES_S:.0f} s; the report goes without figures of its node")
