@@ -128,6 +128,16 @@ def test_every_cell_of_status_ray_and_echo_is_decided(told: NodeStatus | None, s
     assert bool(cells[0].warnings) is (told is LOST)
 
 
+@pytest.mark.parametrize("told", [None, LOST, STOPPED])
+def test_who_has_left_is_off_whatever_else_is_known_of_it(told: NodeStatus | None) -> None:
+    left = readiness(1, EDGE, told, None, is_silent=True, has_left=True)
+    assert (left.state, left.brief) == ("off", "left")
+
+
+def test_who_is_heard_again_has_not_left() -> None:
+    assert readiness(1, EDGE, IN_TOUCH, None, has_left=True).state == "coming"
+
+
 @pytest.mark.parametrize(
     ("reason", "versions", "brief"),
     [

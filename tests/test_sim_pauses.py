@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sim import Box, Sim, ready, story
 
+from edgelink.roles.leave import tell_left
+
 
 async def state_of(head: Box, name: str) -> str:
     rows = (await head.asks("GET", "/nodes"))["nodes"]
@@ -42,6 +44,20 @@ async def test_an_edge_that_is_switched_off_is_off(sim: Sim) -> None:
     edge.start()
     await sim.until(head.has("NodesReady", "AllAlive"), within_s=60)
     assert await state_of(head, "edge-1") == "ready"
+
+
+@story
+async def test_an_edge_that_leaves_has_left(sim: Sim) -> None:
+    """Not switched off, which `up` would mend. The registry remembers it, whatever becomes of the broker."""
+    _, head, edge = await ready(sim, "cloud", "edge-1")
+    membership = edge.membership
+    await edge.stop()
+    assert await tell_left(membership, edge.machine)
+    await sim.passes(5)
+    (row,) = [row for row in (await head.asks("GET", "/nodes"))["nodes"] if row["hostname"] == "edge-1"]
+    assert (row["state"], row["ray"]) == ("off", "left")
+    assert head.facts.directory is not None
+    assert head.facts.directory.left == (edge.node_id,)
 
 
 @story

@@ -85,6 +85,7 @@ def readiness(
     pause: Pause | None = None,
     *,
     is_silent: bool = False,
+    has_left: bool = False,
 ) -> NodeReadiness:
     """At which step of its life the node of ``rank`` stands.
 
@@ -94,6 +95,7 @@ def readiness(
         former: a Ray of this node that is alive with another rank.
         pause: its silence, where Ray lists it as alive all the same.
         is_silent: it does not answer over the overlay.
+        has_left: it has left the network by its own word, as the registry remembers.
     """
     if entry is None:
         return NodeReadiness(
@@ -122,6 +124,9 @@ def readiness(
             state=state,
         )
 
+    if has_left and (status is None or not status.online):
+        why = f"has left the network: `edgelink registry release {entry.hostname} --now` on the relay frees its place"
+        return node("Started", why, "left", "off")
     if status is not None and status.is_stopped:
         return node("Started", f"switched off: `edgelink up` on {entry.hostname} brings it back", "off", "off")
     if member is not None and member.alive:

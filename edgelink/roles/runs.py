@@ -271,7 +271,10 @@ class Runs:
             former = at.get(str(entry.overlay_ip)) if entry else None
             pause = facts.paused.get(entry.node_id) if entry else None
             is_silent = entry is not None and entry.hostname in facts.silent
-            ready = readiness(rank, entry, status, member, facts.versions, former, pause, is_silent=is_silent)
+            has_left = entry is not None and facts.directory is not None and entry.node_id in facts.directory.left
+            ready = readiness(
+                *(rank, entry, status, member, facts.versions, former, pause), is_silent=is_silent, has_left=has_left
+            )
             if ready.state == "paused" and pause is not None:
                 left_s = pause.gives_up_in_s(now_s, self._node.ride_through_s())
                 ready = replace(ready, paused_s=round(now_s - pause.since_s, 1), gives_up_in_s=round(left_s, 1))
