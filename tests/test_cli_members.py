@@ -44,8 +44,16 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
             {"cloud": "degraded", "robot": "offline"},
         ),
         ({**OF_RELAY, "nodes": [lease(CLOUD, online=True)]}, [CLOUD, ROBOT], {"cloud": "ready", "robot": None}),
+        ({**OF_RELAY, "nodes": [lease(ROBOT, online=False, phase="Left")]}, [ROBOT], {"robot": "left"}),
     ],
-    ids=["an edge", "a silent head", "an older daemon", "the relay", "a node that the relay does not list"],
+    ids=[
+        "an edge",
+        "a silent head",
+        "an older daemon",
+        "the relay",
+        "a node that the relay does not list",
+        "one that left",
+    ],
 )
 def test_each_member_tells_what_it_knows(
     status: dict[str, Any], peers: list[dict[str, Any]], states: dict[str, str | None]
@@ -56,6 +64,13 @@ def test_each_member_tells_what_it_knows(
     assert {row["hostname"]: row["state"] for row in others} == states
     assert are_well(rows) is not bool({"silent", "offline"} & set(states.values()))
     assert list(deviations({"schema": 1, "members": rows}, schema.Members)) == []
+
+
+@pytest.mark.parametrize(("in_ray", "rank"), [(None, 7), (2, 2)])
+def test_a_rank_is_that_in_ray_or_else_that_of_the_lease(in_ray: int | None, rank: int) -> None:
+    """As other nodes tell it of this one."""
+    (own,) = members({**OWN, "node_rank": in_ray, "preferred_rank": 7}, [])
+    assert own["node_rank"] == rank
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -26,11 +26,12 @@ def members(status: dict[str, Any], peers: list[dict[str, Any]]) -> list[dict[st
     ``state`` is the phase that the node itself tells to the relay, or whether it answers this machine; None where
     neither is known.
     """
+    rank = status["node_rank"]
     said = {lease["hostname"]: lease for lease in status.get("nodes", ())}  # the registry's relay alone has them
     own = {
         "hostname": status["hostname"],
         "overlay_ip": status["overlay_ip"],
-        "node_rank": status["node_rank"],
+        "node_rank": status.get("preferred_rank") if rank is None else rank,
         "role": role_in_words(status["role"]),
         "state": status["phase"].lower(),
         **dict.fromkeys(_WAY),

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Duration, Group, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.duration import in_words
@@ -69,11 +70,11 @@ def command_to_paste(token: dict[str, Any]) -> str:
 def _warn_of_head() -> None:
     leases = ask_registry("GET", "/leases")["leases"]
     if (head := next((lease["hostname"] for lease in leases if lease["role"] == "head"), None)) is not None:
-        click.echo(
-            f"edgelink: {head} is this network's head already: no other machine can join with this token; "
-            f"`edgelink token create --replaces {head}` is for one that takes its place",
-            err=True,
+        told = (
+            f"{head} is this network's head already: no other machine can join with this token; "
+            f"`edgelink token create --replaces {head}` is for one that takes its place"
         )
+        click.echo("\n".join(wrapped("edgelink: ", told, columns(sys.stderr))), err=True)
 
 
 @command.command("list")
