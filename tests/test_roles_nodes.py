@@ -128,12 +128,17 @@ async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: Wor
 
 @pytest.mark.parametrize(
     ("is_paused", "is_everybody_there", "reason"),
-    [(True, True, "NodesPaused"), (True, False, "NodesMissing"), (False, True, "AllAlive")],
+    [
+        (True, True, "NodesPaused"),
+        (True, False, "NodesPaused"),
+        (False, False, "NodesMissing"),
+        (False, True, "AllAlive"),
+    ],
 )
 def test_the_head_does_not_say_that_all_is_well_while_a_node_is_paused(
     world: World, is_paused: bool, is_everybody_there: bool, reason: str
 ) -> None:
-    """Who is missing is worse than who is paused."""
+    """Also where another one is missing, as a robot that is switched off for the week."""
     give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")} if is_paused else {})
     world.runs.ray_members_changed([*world.members, *([member("10.10.0.4", 2)] if is_everybody_there else [])])
     assert world.nodes_ready() == reason

@@ -64,6 +64,9 @@ BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay")})
         ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay")),
         ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo")),
         ({"own": BEFORE}, None),
+        # while Ray does not list the head itself, nobody can say who is a member
+        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(60.0, "overlay")),
+        ({**ECHO, "ray_alive": frozenset()}, None),
         # whom Ray does not list is not paused, nor who was switched off
         ({**ECHO, "ray_alive": frozenset({"10.10.0.2"})}, None),
         ({**ECHO, "stopped": ONE}, None),

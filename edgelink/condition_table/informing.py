@@ -188,7 +188,7 @@ NODES_READY = ConditionKind(
         Reason("NodesMissing", "some are not; the sentence names them", "`edgelink nodes` says why"),
         Reason(
             "NodesPaused",
-            "all are alive in Ray, because it rides through, and those that the sentence names do not answer",
+            "some do not answer, and are alive in Ray because it rides through; the sentence names them",
             "look at their power and uplink; `edgelink nodes` says for how long, and when Ray gives them up",
         ),
     ),

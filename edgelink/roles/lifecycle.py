@@ -56,6 +56,11 @@ class StopRequest:
         self.before_end()
         self._event.set()
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether somebody asked. A daemon also ends because of an error."""
+        return self._event.is_set()
+
     async def wait(self) -> None:
         await self._event.wait()
 

@@ -210,6 +210,6 @@ class Node(Member):
         await end_all(self._leave_cluster, self.parts.stop)
 
     async def _leave_cluster(self) -> None:
-        """End Ray, and say meanwhile that it is on purpose."""
-        saying = [self.registry.say_stopped()] if self.registry is not None else []
+        """End Ray. Where somebody asked for it, say meanwhile that it is on purpose."""
+        saying = [self.registry.say_stopped()] if self.registry is not None and self.stop_request.is_requested else []
         await asyncio.gather(self.ray.stop(), *saying)

@@ -95,21 +95,21 @@ class Pauses(Part[Inputs, Tell]):
         self._put_paused(self.own.paused)
         now_s, now = self._clock.monotonic_s(), self._board.select(Inputs)
         entries = {entry.node_id: entry for entry in now.directory.entries} if now.directory is not None else {}
+
+        def told(node_id: str, pause: Pause) -> dict[str, Any]:
+            entry, silent_s = entries.get(node_id), now_s - pause.since_s
+            return {"node": entry.hostname if entry else node_id, "silent_s": round(silent_s, 1)}
+
         for node_id in self.own.paused.keys() - before.paused.keys():
-            pause, name = self.own.paused[node_id], entries[node_id].hostname
-            told = {"node": name, "silent_s": round(now_s - pause.since_s, 1), "told_by": pause.told_by}
-            log.warning("runs.node_paused", **told)
-            self._note("paused", **told)
+            pause = self.own.paused[node_id]
+            began = {**told(node_id, pause), "told_by": pause.told_by}
+            log.warning("runs.node_paused", **began)
+            self._note("paused", **began)
         for node_id in before.paused.keys() - self.own.paused.keys():
-            entry, silent_s = entries.get(node_id), now_s - before.paused[node_id].since_s
-            told = {
-                "node": entry.hostname if entry else node_id,
-                "after": brief(silent_s),
-                "silent_s": round(silent_s, 1),
-            }
-            ending = _ending(entry, now)
-            log.info(f"runs.node_{ending}", **told, run_waited=node_id in now.run_members)
-            self._note(ending, **told)
+            pause, ending = before.paused[node_id], _ending(entries.get(node_id), now)
+            ended = {**told(node_id, pause), "after": brief(now_s - pause.since_s)}
+            log.info(f"runs.node_{ending}", **ended, run_waited=node_id in now.run_members)
+            self._note(ending, **ended)
 
 
 def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
@@ -124,10 +124,13 @@ def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
 def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
     """Return the silence of each member that is alive in Ray and does not answer, by node id; pure.
 
-    A silence that nobody can tell the beginning of begins now.
+    A silence that nobody can tell the beginning of begins now. While Ray does not list the head itself, nobody can say
+    who is a member, and what was so stays.
     """
-    found = {}
-    for entry in now.directory.entries if now.directory is not None else ():
+    found, entries = dict[str, Pause](), now.directory.entries if now.directory is not None else ()
+    if not any(entry.node_id == own_id and str(entry.overlay_ip) in now.ray_alive for entry in entries):
+        return dict(now.own.silences)
+    for entry in entries:
         node_id, known = entry.node_id, now.own.silences.get(entry.node_id)
         if node_id == own_id or node_id in now.stopped or str(entry.overlay_ip) not in now.ray_alive:
             continue

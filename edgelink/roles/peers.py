@@ -256,7 +256,7 @@ class Seen:
     @property
     def unheard(self) -> dict[str, float | None]:
         """When each silent node was heard last, on the monotonic clock, by hostname. None: it never was."""
-        return {name: self.known[name].answered_s for name in self.silent}
+        return {name: known.answered_s for name, known in self.known.items() if known.is_silent}
 
     @property
     def proven(self) -> frozenset[str]:
@@ -541,7 +541,7 @@ def _says(own: Seen, look: Look) -> tuple[Said, ...]:
     answering = own.answering
     heard = ", ".join(name for name in targets.counted if name in answering) or "nobody has to"
     others = [name for name in targets.others if name in silent and name not in wrong]
-    also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
+    also = f"; no answer from {few(others, most=_MOST_NAMED)}" if others else ""
     told = f"answering over the overlay: {heard}{also}{_metered_in_words(look)}{_proofs_in_words(own, targets)}"
     return _of_relays(own, targets, relays), is_so(PEERS_REACHABLE.name, "Reachable", told)
 

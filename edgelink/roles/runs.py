@@ -175,19 +175,19 @@ class Runs:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray with that rank, and answer."""
         self.gang.known_labels()  # while everybody is there to tell them
         conditions, expected, alive = self._node.conditions, self.ranks(), self.alive()
-        paused = self._node.board.facts.paused
-        missing = [entry.hostname for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
-        silent = [entry.hostname for entry, _ in expected if entry.node_id in paused]
-        told = [f"not alive in Ray: {', '.join(missing)}"] if missing else []
-        told += (
-            [f"paused, no answer: {', '.join(silent)}; Ray rides through, `edgelink nodes` says how long"]
-            if silent
-            else []
-        )
+        facts = self._node.board.facts
+        absent = [entry for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
+        missing = [one.hostname + (" (switched off)" if one.node_id in facts.stopped else "") for one in absent]
+        paused = [entry.hostname for entry, _ in expected if entry.node_id in facts.paused]
+        told = []
+        if missing:
+            told.append(f"not alive in Ray: {', '.join(missing)}")
+        if paused:
+            told.append(f"paused, no answer: {', '.join(paused)}; Ray rides through, `edgelink nodes` says how long")
         if not expected:
             conditions.set("NodesReady", Status.UNKNOWN, "DirectoryNotSeen", _DIRECTORY_NOT_SEEN)
         elif told:
-            conditions.set_false("NodesReady", "NodesMissing" if missing else "NodesPaused", "; ".join(told))
+            conditions.set_false("NodesReady", "NodesPaused" if paused else "NodesMissing", "; ".join(told))
         else:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
