@@ -1,12 +1,21 @@
-"""A full TCP connect scan, and what UDP sockets there are and which of them answer, run inside a lab node."""
+"""A full TCP connect scan, what UDP sockets there are and which of them answer, and what gets through a firewall, run
+inside a lab node."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from edgelink.lab import Lab
+from edgelink.process.port_ranges import merged
+
+_KNOCK = Path(__file__).with_name("knock.py")
+_KNOCKS_FROM = 53  # a port that many a firewall lets pass
+_KNOCKS_PER_S = 10_000
+_MOST_ROUNDS = 10  # what a full queue has dropped is sent again
 
 # All ports of one address: as many connections at once as an address has ports in a block. A port that was dropped
 # never answers: a block ends when nothing has come for a while; of a few ports, which may be asked over the overlay,
@@ -73,6 +82,23 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
 print(*sorted(found))
 """
 
+# Before any rule of a firewall, and after all of them.
+_DOORS = """table ip doors_{protocol}
+delete table ip doors_{protocol}
+table ip doors_{protocol} {{
+  set arrived {{ type inet_service; size 65536; flags dynamic; }}
+  set let_in {{ type inet_service; size 65536; flags dynamic; }}
+  chain before {{
+    type filter hook prerouting priority -400
+    {knock} add @arrived {{ {protocol} dport }}
+  }}
+  chain after {{
+    type filter hook input priority 400
+    {knock} add @let_in {{ {protocol} dport }}
+  }}
+}}
+"""
+
 
 class UdpSocket(NamedTuple):
     address: str
@@ -94,6 +120,52 @@ def answering_udp_ports(lab: Lab, seen_from: str, address: str, ports: Iterable[
     """Which of ``ports`` answer anything to STUN, to nothing, and to noise."""
     argv = ["python", "-c", _UDP, address, *map(str, sorted(ports))]
     return {int(port) for port in lab.exec(seen_from, argv, capture=True, check=True, timeout_s=60).stdout.split()}
+
+
+def ports_let_in(
+    lab: Lab,
+    source: tuple[str, str],
+    target: tuple[str, str],
+    protocol: str,
+    *,
+    some: Collection[int] = range(65536),
+) -> set[int]:
+    """The ports at which a first packet gets as far as to where sockets are, when each has arrived.
+
+    ``source`` and ``target`` are a lab node and its overlay address each.
+    """
+    table = f"doors_{protocol}"
+    knock = f'iifname "et0" ip saddr {source[1]} {protocol} sport {_KNOCKS_FROM}'
+    knocking = ["python", str(_KNOCK), protocol, source[1], target[1], str(_KNOCKS_FROM), str(_KNOCKS_PER_S)]
+    lab.exec(target[0], ["nft", "-f", "-"], stdin=_DOORS.format(knock=knock, protocol=protocol), check=True)
+
+    def ports(name: str) -> set[int]:
+        argv = ["nft", "-j", "list", "set", "ip", table, name]
+        shown = json.loads(lab.exec(target[0], argv, capture=True, check=True).stdout)
+        return set(shown["nftables"][1]["set"].get("elem", []))
+
+    try:
+        for _ in range(_MOST_ROUNDS):
+            if not (missing := set(some) - ports("arrived")):
+                return ports("let_in")
+            ports_wanted = " ".join(map(str, sorted(missing)))
+            lab.exec(source[0], knocking, stdin=ports_wanted, capture=True, check=True, timeout_s=60)
+        raise AssertionError(f"no packet has arrived for {len(missing)} ports, such as {sorted(missing)[:5]}")
+    finally:
+        lab.exec(target[0], ["nft", "delete", "table", "ip", table], check=True)
+
+
+def documented_inside(machine: str, protocol: str) -> tuple[tuple[int, int], ...]:
+    """The ranges of ports that docs/reference/ports.md names for members, for a kind of machine."""
+    page = Path(__file__).parent.parent / "docs/reference/ports.md"
+    rows = re.findall(r"^\| ([^|]+) \| members \| (tcp|udp) ([\d, -]+) \|", page.read_text(), re.MULTILINE)
+    ranges = [
+        each.strip().partition("-")
+        for who, kind, ports in rows
+        if machine in who.split(", ") and kind == protocol
+        for each in ports.split(",")
+    ]
+    return merged((int(first), int(last or first)) for first, _, last in ranges)
 
 
 def udp_sockets(lab: Lab, node: str) -> list[UdpSocket]:

@@ -41,9 +41,9 @@ LAN = {CLOUD: "192.168.10.2", EDGE: "192.168.11.2"}
 PUBLIC = {RELAY: "203.0.113.10", CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}
 ROBOT, COLLEAGUE = "192.168.11.77", "192.168.11.78"
 RAYS_OWN = {20001, 20002}
-METRICS, METRICS_OF_RELAY, EASYTIERS = 9747, 9748, 11010
+METRICS, EASYTIERS = 9747, 11010
 RENDEZVOUS = (29500, 45123)
-SSH, JUPYTER, ROS, DATAGRAMS = 22, 8888, 7447, 45124  # somebody's, on overlay addresses
+JUPYTER, ROS = 8888, 7447  # somebody's own
 POLICY = 8080  # a run's, on an edge
 LOCAL_USER = Path(__file__).with_name("local_user.py")
 STATE_THIEF = Path(__file__).with_name("state_thief.py")
@@ -72,22 +72,7 @@ while True:
 """
 
 
-# Services of others on the overlay's address: of TCP by what is called sshd, and UDP that says what it hears.
-_SERVE = f"""
-import ctypes, selectors, socket, sys
-ctypes.CDLL(None).prctl(15, b"sshd")
-ends = [socket.create_server((sys.argv[1], port)) for port in ({SSH}, )]
-with selectors.DefaultSelector() as selector:
-    for port in ({ROS}, {DATAGRAMS}):
-        end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        end.bind((sys.argv[1], port))
-        selector.register(end, selectors.EVENT_READ)
-    print("listening", flush=True)
-    while True:
-        for key, _ in selector.select():
-            data, sender = key.fileobj.recvfrom(65535)
-            key.fileobj.sendto(data or b"?", sender)
-"""
+# A service of somebody's on the overlay's address.
 _NOTEBOOK = f"""
 import socket, sys
 end = socket.create_server((sys.argv[1], {JUPYTER}))
@@ -132,11 +117,9 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
         out = lab.node_directory(node) / "listener.log"
         children.append(lab.popen(node, ["python", "-c", _LISTEN, *map(str, RENDEZVOUS)], out))
         wait_until(f"{node}: somebody listens", lambda out=out: out.read_text())
-    for node in NODES:
-        for name, code in (("sshd", _SERVE), ("notebook", _NOTEBOOK)):
-            out = lab.node_directory(node) / f"{name}.log"
-            children.append(lab.popen(node, ["python", "-c", code, overlay_ip(lab, node)], out))
-            wait_until(f"{node}: {name} listens", lambda out=out: out.read_text())
+    out = lab.node_directory(EDGE) / "notebook.log"
+    children.append(lab.popen(EDGE, ["python", "-c", _NOTEBOOK, overlay_ip(lab, EDGE)], out))
+    wait_until("the notebook listens", out.read_text)
 
     def learned() -> str:
         assert children[0].poll() is None, log.read_text()
@@ -233,51 +216,11 @@ def test_a_full_scan_finds_what_is_documented(road: Road) -> None:
     assert found == scans
 
 
-def documented_inside(machine: str, protocol: str) -> list[range]:
-    """The ports that the page names for members, for a kind of machine."""
-    page = Path(__file__).parent.parent / "docs/reference/ports.md"
-    rows = re.findall(r"^\| ([^|]+) \| members \| (tcp|udp) ([\d, -]+) \|", page.read_text(), re.MULTILINE)
-    ranges = [
-        each.strip().partition("-")
-        for who, kind, ports in rows
-        if machine in who.split(", ") and kind == protocol
-        for each in ports.split(",")
-    ]
-    return [range(int(first), int(last or first) + 1) for first, _, last in ranges]
-
-
 def listening(lab: Lab, node: str) -> set[int]:
     """The TCP ports on which a node listens for more than itself."""
     shown = lab.exec(node, ["ss", "-tlnH"], capture=True, check=True).stdout
     local = [line.split()[3].rpartition(":") for line in shown.splitlines()]
     return {int(port) for address, _, port in local if not address.startswith(("127.", "[::1]"))}
-
-
-@pytest.mark.parametrize(
-    ("seen_from", "node", "who"),
-    [(EDGE, RELAY, "relay"), (EDGE, CLOUD, "head"), (CLOUD, EDGE, "edges")],
-    ids=["relay", "head", "edge"],
-)
-def test_members_reach_what_is_documented(road: Road, seen_from: str, node: str, who: str) -> None:
-    """All 65,535 TCP ports over the overlay, as root of a node. Metrics are opened by this lab's configuration."""
-    lab, address = road.lab, overlay_ip(road.lab, node)
-    metrics = {METRICS_OF_RELAY if node == RELAY else METRICS}
-    may_ssh = {SSH} if seen_from != EDGE else set()
-
-    def open_among(ports: set[int]) -> set[int]:
-        inside = documented_inside(who, "tcp")
-        return {port for port in ports if any(port in each for each in inside)} | (ports & (metrics | may_ssh))
-
-    if may_ssh:
-        wait_until("sshd is found", lambda: port_scan.open_tcp_ports(lab, seen_from, address, some=may_ssh), 60)
-    before = listening(lab, node)
-    assert {SSH, JUPYTER} <= before
-    found = port_scan.open_tcp_ports(lab, seen_from, address)
-    after = listening(lab, node)  # workers of Ray come and go
-    assert open_among(before & after) <= found <= open_among(before | after)
-    assert found, "something answers"
-    datagrams = port_scan.answering_udp_ports(lab, seen_from, address, [ROS, DATAGRAMS])
-    assert datagrams == {port for port in (DATAGRAMS,) if any(port in each for each in documented_inside(who, "udp"))}
 
 
 def test_doctor_tells_what_another_node_answers(road: Road) -> None:

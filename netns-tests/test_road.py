@@ -16,20 +16,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import port_scan
 import pytest
 import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import children, drop_sent
-from machines import brought_up_on, leases, revive, wait_until
+from machines import brought_up_on, leases, overlay_ip, revive, wait_until
 from training_run import find_learner
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, demo_cluster, write_demo_cluster
+from edgelink.process.port_ranges import merged
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
@@ -179,6 +182,45 @@ def test_nothing_of_ray_answers_outside_the_overlay(road: Road) -> None:
             assert answering(lab, f"{node}-nat", lan, ports) != set(), "the probe itself works"
     for public in ("198.51.100.2", "198.51.100.6", "198.51.100.10"):
         assert answering(lab, "internet", public, {6379, 8265, 20001, 20002}) == set()
+
+
+_SSHD = """
+import ctypes, socket, sys
+ctypes.CDLL(None).prctl(15, b"sshd")
+end = socket.create_server((sys.argv[1], 22))
+print("listening", flush=True)
+while True:
+    end.accept()
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "who", "may_ssh"),
+    [(RELAY, "relay", CLOUD), (CLOUD, "head", RELAY), (EDGES[1], "edges", CLOUD)],
+    ids=["relay", "head", "edge"],
+)
+def test_members_reach_what_is_documented(road: Road, tmp_path: Path, node: str, who: str, may_ssh: str) -> None:
+    """All ports of TCP and UDP over the overlay, as root of an edge, whether something listens there or not."""
+    lab = road.lab
+    here, there = ((name, overlay_ip(lab, name)) for name in (EDGES[0], node))
+    sshd = lab.popen(node, ["python", "-c", _SSHD, there[1]], tmp_path / "sshd.log")
+    try:
+        wait_until("sshd is found", lambda: answering(lab, may_ssh, there[1], {22}), 60)
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor() as threads:
+            found = {kind: threads.submit(port_scan.ports_let_in, lab, here, there, kind) for kind in ("tcp", "udp")}
+        print(f"all ports in {time.monotonic() - begun_s:.1f} s")
+        for protocol, scan in found.items():
+            documented = port_scan.documented_inside(who, protocol)
+            assert documented
+            assert merged((port, port) for port in scan.result()) == documented
+    finally:
+        sshd.kill()
+        sshd.wait()
+    sockets = {entry.port for entry in port_scan.udp_sockets(lab, node)}
+    assert port_scan.answering_udp_ports(lab, EDGES[0], there[1], sockets) == set(), "who speaks no EasyTier"
+    with without_table(lab, node, "edgelink_easytier"):
+        assert port_scan.ports_let_in(lab, here, there, "udp", some={0, 22}) == {0, 22}, "the probe itself works"
 
 
 def test_easytiers_rpc_tells_the_secret_to_root_only(road: Road) -> None:
