@@ -122,6 +122,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
     "wait-for-nodes": {
         "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps",
+        "edgelink exec -- jupyter": "test_how_to.py::test_a_notebook_works_on_every_node_for_as_long_as_it_is_open",
     },
     "up": {
         "edgelink up --relay": "test_systemd_relay.py::test_one_command_makes_the_relay",

@@ -149,7 +149,7 @@ def ports_let_in(
             if not (missing := set(some) - ports("arrived")):
                 return ports("let_in")
             ports_wanted = " ".join(map(str, sorted(missing)))
-            lab.exec(source[0], knocking, stdin=ports_wanted, capture=True, check=True, timeout_s=60)
+            lab.exec(source[0], knocking, stdin=ports_wanted, capture=True, check=True, timeout_s=120)
         raise AssertionError(f"no packet has arrived for {len(missing)} ports, such as {sorted(missing)[:5]}")
     finally:
         lab.exec(target[0], ["nft", "delete", "table", "ip", table], check=True)
