@@ -84,11 +84,23 @@ def test_what_lasts_is_told_once_and_so_is_its_end(terminal: Terminal) -> None:
     Later.pass_time()
     assert [line[0] for line in terminal.lines] == ["…"]
     terminal.condition("RayJoined", "False", "RayAsRoot", "nobody to run Ray as")
-    terminal.condition("NodesReady", "False", "NodesMissing", "1 of 2 nodes alive in Ray")
     Later.pass_time()
-    told = terminal.lines
-    assert [line[0] for line in told] == ["✗", "✗", " "]
-    assert "edgelink nodes" in told[2]
+    assert [line[0] for line in terminal.lines] == ["✗"]
+    terminal.condition("RayJoined", "True", "AliveInRay", "alive in Ray", lasted_s=31.4)
+    assert terminal.lines == ["✓ alive in Ray (after 31 s)"]
+
+
+def test_what_only_informs_is_told_once_the_node_is_ready(terminal: Terminal) -> None:
+    """With what to do, and with its end; what comes by itself is not told."""
+    terminal.condition("NodesReady", "False", "NodesMissing", "1 of 2 nodes alive in Ray")
+    terminal.condition("SecretCurrent", "Unknown", "NotToldYet")
+    Later.pass_time()
+    assert terminal.lines == []
+    terminal.phase("Ready")
+    Later.pass_time()
+    ready, wrong, to_do = terminal.lines
+    assert (ready, wrong[0]) == ("Ready", "✗")
+    assert "edgelink nodes" in to_do
     terminal.condition("NodesReady", "True", "AllAlive", "2 of 2 nodes alive in Ray", lasted_s=31.4)
     assert terminal.lines == ["✓ 2 of 2 nodes alive in Ray (after 31 s)"]
 

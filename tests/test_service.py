@@ -465,8 +465,9 @@ def test_a_daemon_that_runs_by_hand_is_not_fought(command: RecordedMachine, monk
     call("install", "edge")
     command.told["edgelink-edge.service"] = "77"
     monkeypatch.setattr(service_steps, "running_daemons", lambda _paths: [{"role": "edge", "pid": 78}])
-    with pytest.raises(UsageError, match=r"edge \(pid 78\) runs already"):
+    with pytest.raises(UsageError, match="pid 78") as caught:
         service_steps.require_startable(command, ["edge"])
+    assert caught.value.condition_reason == "RunsByHand"
     monkeypatch.setattr(service_steps, "running_daemons", lambda _paths: [{"role": "edge", "pid": 77}])
     service_steps.require_startable(command, ["edge"])
 

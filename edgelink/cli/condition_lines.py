@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edgelink.cli.layout import wrapped
-from edgelink.condition_table import Weight, declared, weight_of
+from edgelink.condition_table import KINDS, Weight, declared, weight_of
 
 Condition = Mapping[str, Any]  # as the daemon tells it: type, status, reason, message
 
@@ -19,6 +19,7 @@ MARKS = {
     Weight.COMES: ("…", "yellow"),
     Weight.WRONG: ("✗", "red"),
 }
+REQUIRED = {kind.name for kind in KINDS if kind.required_on}
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _AS_IT_SAYS = "what the sentence says"  # to do, in the table of conditions
 

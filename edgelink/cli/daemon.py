@@ -32,7 +32,7 @@ def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:
     require_network_administrator(config)
     if is_for_people:
         role = role_in_words(click.get_current_context().info_name or "")
-        click.echo(f"EdgeLink {__version__}, {role}: starts. Ctrl+C stops it, its EasyTier and its Ray", err=True)
+        click.echo(f"EdgeLink {__version__}, {role}: starts. Ctrl+C stops this node", err=True)
     return config, Paths.from_environment()
 
 

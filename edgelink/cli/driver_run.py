@@ -20,6 +20,7 @@ from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.main import edgelink
+from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
@@ -286,7 +287,7 @@ def _check_code(environment: Mapping[str, str]) -> None:
 def say(line: str) -> None:
     """On stderr: stdout stays the command's own. Where that is full, or read by nobody, the run goes on."""
     with suppress(OSError):
-        click.echo(f"edgelink: {line}", err=True)
+        click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)
 
 
 def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path | None = None) -> ReadCluster | None:

@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TextIO
 import click
 import structlog
 
-from edgelink.cli.condition_lines import Condition, note, weight_among
+from edgelink.cli.condition_lines import REQUIRED, Condition, note, weight_among
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.patience import EXPECTED_S
-from edgelink.condition_table import KINDS, Weight
+from edgelink.condition_table import Weight
 from edgelink.conditions import Phase
 
 _STEPS = {
@@ -24,15 +24,16 @@ _STEPS = {
     "daemon.stopping": "stopping …",
     "daemon.leaving_children": "EasyTier and Ray go on: {why}",
 }
-_REQUIRED = {kind.name for kind in KINDS if kind.required_on}
+_SAID_BY_CONDITIONS = {"ways.elsewhere"}  # and only there with regard to whether the overlay is up
 _NO_DETAIL = {"event", "level", "timestamp", "component", "exception", "reason", "error"}
+_SENTENCES = {"what", "why", "message", "hint"}  # keys whose values say all
 
 
 class Steps:
     """A last processor of structlog that writes for people, and leaves nothing to be printed.
 
     What is not well is told once it has lasted as long as a person waits without a question. A fault of a node that
-    was ready is told at once.
+    was ready is told at once. What only informs is told once the node is ready.
     """
 
     def __init__(self, stream: TextIO, timer: type[threading.Timer] = threading.Timer) -> None:
@@ -56,12 +57,14 @@ class Steps:
             if name == "node.condition":
                 self._take({**event, "type": event["condition"]})
             elif name == "node.phase" and event["phase"] == Phase.READY and not (self._was_ready and self._is_quiet):
-                self._was_ready, self._is_quiet = True, True
                 self._write([click.style("Ready", bold=True)])
+                self._was_ready, self._is_quiet = True, True
+                for kind in self._conditions.keys() - self._told_else:
+                    self._tell_later(kind)
             elif name in _STEPS:
                 self._is_stopping = self._is_stopping or name == "daemon.stopping"
                 self._write(wrapped("", _STEPS[name].format_map(event), self._width, indent=2))
-            elif method not in ("debug", "info"):
+            elif method not in ("debug", "info") and name not in _SAID_BY_CONDITIONS:
                 self._warn(method, event)
         raise structlog.DropEvent
 
@@ -74,27 +77,30 @@ class Steps:
         if waiting := self._timers.pop(kind, None):
             waiting.cancel()
         self._conditions[kind] = condition
-        if self._is_stopping:
-            return
         weight = weight_among(condition, self._conditions.values())
-        if weight is Weight.WELL and (kind in self._told_else or (kind in _REQUIRED and kind not in self._told_well)):
+        if weight is Weight.WRONG and self._was_ready:
+            self._tell(kind)
+        elif weight is not Weight.WELL:
+            self._tell_later(kind)
+        elif not self._is_stopping and (kind in self._told_else or kind in REQUIRED - self._told_well):
             self._told_else.discard(kind)
             self._told_well.add(kind)
             after = f" (after {condition['lasted_s']:.0f} s)" if condition.get("lasted_s") else ""
             self._write(wrapped("✓ ", f"{condition['message']}{after}", self._width, indent=2))
-        elif weight is Weight.WRONG and self._was_ready:
-            self._tell(kind)
-        elif weight is Weight.WRONG or (weight is Weight.COMES and kind in _REQUIRED):
-            timer = self._timers[kind] = self._timer(EXPECTED_S, self._tell, [kind])
-            timer.daemon = True
-            timer.start()
+
+    def _tell_later(self, kind: str) -> None:
+        timer = self._timers[kind] = self._timer(EXPECTED_S, self._tell, [kind])
+        timer.daemon = True
+        timer.start()
 
     def _tell(self, kind: str) -> None:
-        """Tell why a condition is not well."""
+        """Tell why a condition is not well, where a person wants to know it by now."""
         with self._lock:
             condition = self._conditions[kind]
             weight = weight_among(condition, self._conditions.values())
-            if self._is_stopping or weight not in (Weight.COMES, Weight.WRONG):
+            is_news = weight is Weight.WRONG and self._was_ready
+            is_news = is_news or (weight in (Weight.COMES, Weight.WRONG) and kind in REQUIRED)
+            if self._is_stopping or not is_news:
                 return
             self._told_else.add(kind)
             self._is_quiet = False
@@ -103,7 +109,11 @@ class Steps:
                 self._write(note(condition, weight, condition["reason"], self._width))
 
     def _warn(self, method: str, event: Mapping[str, Any]) -> None:
-        details = [f"{key} {value}" for key, value in event.items() if key not in _NO_DETAIL]
+        details = [
+            str(value) if key in _SENTENCES else f"{key} {value}"
+            for key, value in event.items()
+            if key not in _NO_DETAIL
+        ]
         if "exception" in event:
             details.append(f"{event['exception'].strip().splitlines()[-1]}: a defect; `edgelink logs` shows where")
         text = event.get("error") or ""

@@ -12,7 +12,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.patience import waiting_for
-from edgelink.cli.status import running_daemons
+from edgelink.cli.status import running_daemons, who
 from edgelink.cli.stopping import config_to_end_by
 from edgelink.cli.wait import wait_ready
 from edgelink.clock import SystemClock
@@ -124,7 +124,7 @@ def require_startable(machine: Machine, roles: Sequence[str]) -> None:
     for daemon in daemons:
         if daemon["pid"] not in ours and daemon["role"] in roles:
             raise UsageError(
-                f"{daemon['role']} (pid {daemon['pid']}) runs already, and was not started by systemd",
+                f"{who(daemon)} (pid {daemon['pid']}) runs already, and was not started by systemd",
                 hint="`edgelink stop` ends it with its Ray and EasyTier; then again",
                 reason="RunsByHand",
             )

@@ -19,7 +19,7 @@ from edgelink.api.client import (
     without_socket,
 )
 from edgelink.api.schema import VERSION
-from edgelink.cli.condition_lines import hanging, marked, note, weight_among
+from edgelink.cli.condition_lines import REQUIRED, hanging, marked, note, weight_among
 from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
@@ -166,7 +166,8 @@ def _title(daemon: dict[str, Any], width: int) -> str:
 def _note(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list[str]:
     """A condition that a person has to know of, and what to do; nothing of one that is well or idle."""
     weight = weight_among(condition, daemon["conditions"])
-    if weight is Weight.COMES and (daemon["ready"] or condition["reason"] == "NotObserved"):
+    is_news = condition["type"] in REQUIRED and condition["reason"] != "NotObserved" and not daemon["ready"]
+    if weight is Weight.COMES and not is_news:
         return []
     if weight not in (Weight.COMES, Weight.WRONG):
         return []

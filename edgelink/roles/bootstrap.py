@@ -181,7 +181,7 @@ class Relay(Daemon):
             membership = put_membership(self.paths, membership)
         self._run_with(membership)
         lease = membership.lease
-        self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
+        self.conditions.set_true("Leased", "Leased", f"{lease.hostname} holds {lease.overlay_ip}")
         self.broker = self.machine.broker(
             keys=keys,
             port=relay.broker_port,
@@ -309,9 +309,9 @@ class Relay(Daemon):
         if self.broker.last_error is not None:
             self.conditions.set_error("BrokerRunning", self.broker.last_error)
         elif self.broker.pid is not None:
-            self.conditions.set_true("BrokerRunning", "Running", f"mosquitto, pid {self.broker.pid}")
+            self.conditions.set_true("BrokerRunning", "Running", f"the broker runs (mosquitto, pid {self.broker.pid})")
         if self.registry.is_connected:
-            self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
+            self.conditions.set_true("RegistryConnected", "Serving", "the registry serves enrolments")
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
         self._put_alternations(self.registry.claims.alternations())

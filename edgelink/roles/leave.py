@@ -74,7 +74,7 @@ def refuse_beside_container(first_process: Path = Path("/proc/1/cmdline")) -> No
         service = "relay" if role == "bootstrap" else role
         compose = f"docker compose -f docker/compose.{service}.yaml"
         raise UsageError(
-            f"this container ends with its {role} daemon, before the node would have left",
+            f"this container ends with the {service}'s daemon, before the node would have left",
             hint=f"on its host: `{compose} stop`, then `{compose} run --rm {service} leave --yes`",
             reason="EndsWithContainer",
         )
