@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import io
 import json
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Sequence
 from itertools import pairwise
@@ -461,6 +463,50 @@ def test_pings_go_on_through_a_restart_of_the_daemon(monkeypatch: pytest.MonkeyP
     failed = pinging(monkeypatch, [1.5, "no daemon"], "-c", "3")
     assert isinstance(failed.exception, DaemonNotRunningError)
     assert "1 sent, 1 answered, 0% lost" in failed.output
+
+
+async def typed(runtime: Path, *argv: str) -> list[str]:
+    """What `edgelink ARGV` prints on a terminal of 80x24."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    env |= {"EDGELINK_RUNTIME_DIR": str(runtime), "EDGELINK_STATE_DIR": str(runtime), "TERM": "xterm"}
+    command = (sys.executable, "-m", "edgelink.cli.main", *argv)
+    process = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    told = bytearray()
+
+    def read() -> None:
+        with os.fdopen(ours, "rb", buffering=0) as seen, contextlib.suppress(OSError):  # EIO: nobody writes any more
+            while part := seen.read(4096):
+                told.extend(part)
+
+    await asyncio.wait_for(asyncio.gather(asyncio.to_thread(read), process.wait()), 60)
+    return click.unstyle(told.decode()).splitlines()
+
+
+@pytest.mark.parametrize("argv", [("status",), ("wait", "--timeout", "0s"), ("nodes",)])
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_nothing_is_wider_than_a_small_terminal(
+    argv: tuple[str, ...], is_there: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With a daemon in trouble and with none, also what goes to stderr."""
+    paths = Paths(runtime := tmp_path_factory.mktemp("r"), runtime)
+
+    async def answer(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {**DAEMON, "role": "head", "pid": 1, "device": "et0"}
+
+    async def found(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {**FOUND, "paths": [WAY], "nodes": [{**NODE, "open_ports": []}]}
+
+    routes = [route("GET", path, found) for path in ("/nodes", "/paths")]
+    async with contextlib.AsyncExitStack() as stack:
+        if is_there:
+            api = LocalApi(paths.node_socket)
+            await stack.enter_async_context(api.serving([route("GET", "/status", answer), *routes]))
+        told = await typed(runtime, *argv)
+    assert told
+    assert [line for line in told if len(line) > 80] == []
 
 
 async def test_a_daemon_that_was_killed_is_not_hidden_by_one_that_is_ready(

@@ -34,10 +34,19 @@ def can_be_redrawn(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def wrapped(head: str, text: str, width: int, *, indent: int = 4) -> list[str]:
-    """``head`` and ``text`` on one line, or on several, of which those after the first are indented; pure."""
+def wrapped(head: str, text: str, width: int, *, indent: int = 4, breaks_words: bool = True) -> list[str]:
+    """``head`` and ``text`` on one line, or on several, of which those after the first are indented; pure.
+
+    Args:
+        breaks_words: break also a word that is wider than a line.
+    """
     return textwrap.wrap(
-        head + text, width, subsequent_indent=" " * indent, break_on_hyphens=False, drop_whitespace=True
+        head + text,
+        width,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=breaks_words,
+        drop_whitespace=True,
     ) or [head.rstrip()]
 
 
