@@ -254,7 +254,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             if at_s < own.start_at_s:
                 return Decision(again_s=own.start_at_s - at_s)
             if not now.easytier_may_start:
-                why = "waits, for seconds, for the registry's word that no other machine is this node"
+                why = "waiting (at most 3 s) for the registry to confirm that no other machine uses this node's key"
                 return Decision((is_not_so(self.condition, "AsksRegistry", why),))
             return Decision(does=Start(occasion))
         if not easytier.is_running:
