@@ -144,6 +144,7 @@ def fail(terminal: Terminal) -> None:
         (lambda t: t.log.warning("routes.not_set", network="10.0.0.0/8", error="not permitted"), ["not permitted"]),
         (lambda t: t.log.warning("clock.stepped", by_s=3600.0), ["clock", "3600"]),
         (lambda t: t.log.error("relay.odd", error="word " * 60), ["word"]),
+        (lambda t: t.log.warning("ray.exited", last_words="\x1b[2Jgone"), ["gone"]),
         (fail, ["no such thing", "edgelink logs"]),
     ],
 )
@@ -156,6 +157,7 @@ def test_warnings_and_errors_are_always_shown(
     assert told[0] in "!✗"
     assert all(word in told for word in words)
     assert "=" not in told
+    assert told.isprintable()
 
 
 def test_a_fault_that_is_logged_and_a_condition_is_said_once(terminal: Terminal) -> None:

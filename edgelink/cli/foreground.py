@@ -16,6 +16,7 @@ from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.patience import EXPECTED_S
 from edgelink.condition_table import Weight
 from edgelink.conditions import Phase
+from edgelink.wording import printable
 
 _STEPS = {
     "node.enrolled": "✓ joined the network as {hostname}, with the overlay IP {overlay_ip}",
@@ -24,7 +25,7 @@ _STEPS = {
     "daemon.stopping": "stopping …",
     "daemon.leaving_children": "EasyTier and Ray go on: {why}",
 }
-_SAID_BY_CONDITIONS = {"ways.elsewhere"}  # and only there with regard to whether the overlay is up
+_SAID_BY_CONDITIONS = {"ways.elsewhere"}  # which judge it once the overlay is up
 _NO_DETAIL = {"event", "level", "timestamp", "component", "exception", "reason", "error"}
 _SENTENCES = {"what", "why", "message", "hint"}  # keys whose values say all
 
@@ -122,7 +123,7 @@ class Steps:
         self._latest.append(text)
         what = event["event"].replace(".", ": ", 1).replace("_", " ")
         mark, colour = ("!", "yellow") if method == "warning" else ("✗", "red")
-        told = f"{what}: {'; '.join(filter(None, [text, *details]))}".removesuffix(": ")
+        told = printable(f"{what}: {'; '.join(filter(None, [text, *details]))}".removesuffix(": "))
         first, *rest = wrapped(f"{mark} ", told, self._width, indent=2)
         self._write([first.replace(mark, click.style(mark, fg=colour), 1), *rest])
 
