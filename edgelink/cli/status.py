@@ -177,7 +177,7 @@ def _note(daemon: dict[str, Any], condition: dict[str, Any], width: int) -> list
 
 def _summary(daemon: dict[str, Any], width: int) -> list[str]:
     """Address, cluster, run and paths, a line each."""
-    found = _place_lines(daemon, f"EdgeLink {daemon['version']}", width)
+    found = _place_lines(daemon, f"EdgeLink {daemon.get('version', 'of an unknown version')}", width)
     if "nodes" in daemon:
         others = [node for node in daemon["nodes"] if node["hostname"] != daemon.get("hostname")]
         online = sum(node["online"] for node in others)

@@ -290,8 +290,8 @@ class Relay(Daemon):
         if not (self._is_first_start and sys.stdout.isatty()):
             log.info("bootstrap.serving", how_to_join="edgelink token create --role head|edge")
             return
-        token = await self.registry.create_token(TokenRequest(Role.HEAD))
         await self._was_ready.wait()  # so that no step of the start comes after it
+        token = await self.registry.create_token(TokenRequest(Role.HEAD))
         sys.stdout.write(
             f"\nThe network is up. On the cloud machine, type within the hour:\n\nedgelink join {token.encode()}\n\n"
             "For each further machine, make a token here: edgelink token create --role edge\n\n"
