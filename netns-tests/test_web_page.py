@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import colorsys
 import http.server
+import json
 import os
 import re
 import threading
@@ -122,6 +123,87 @@ def test_the_sentence_counts_whom_the_panel_names(world: MakeWorld, browser: Bro
     assert browser.run("document.querySelectorAll('#node-list li').length") == 3
 
 
+@pytest.mark.parametrize("nodes", [4, 14])
+def test_training_is_above_the_fold_while_it_runs(world: MakeWorld, browser: Browser, nodes: int) -> None:
+    """With its step, total and time left; of a few nodes the map is folded, until somebody unfolds it."""
+    head = world(nodes)
+    browser.size(1400, 900)
+    browser.open(head.link())
+    is_open = "document.getElementById('map-fold').open"
+    assert browser.run(is_open) == (nodes >= 8)
+    head.do(lambda: head.begin_run(160))
+    browser.until("document.querySelector('#curve .curve') !== null")
+    assert browser.run("document.getElementById('curve').getBoundingClientRect().bottom") < 900
+    figures = browser.text("#figures")
+    assert "160 of 400" in figures
+    assert "1 h 3 min" in figures
+    if nodes < 8:
+        browser.click("#map-fold summary")
+        assert len(browser.labels()) == nodes
+        head.do(lambda: head.lose("franka-1"))
+        browser.until("document.getElementById('verdict').textContent.includes('does not work')")
+        assert browser.run(is_open)
+    assert browser.console() == []
+
+
+def test_a_paused_node_is_yellow_everywhere(world: MakeWorld, browser: Browser) -> None:
+    """With a countdown, an event and bands behind both curves; all work only once it answers again."""
+    head = world(4)
+    head.do(lambda: head.begin_run(160))
+    browser.open(head.link())
+    assert browser.text("#verdict").endswith("All 4 machines work")
+    head.do(lambda: head.pause("franka-1", 20))
+    browser.until("document.getElementById('verdict').textContent.includes('franka-1 is paused: no answer for 2')")
+    assert browser.rows()["franka-1"]["health"] == "paused"
+    assert "franka-1 is paused" in browser.text("#events li:first-child")
+    assert "paused" in browser.find(f"#node-list [data-id='{id_of('franka-1')}'] .day").get_attribute("aria-label")
+    left = browser.text("#attention li:first-child")
+    assert "given up in 4 min" in left
+    browser.until(f"document.querySelector('#attention li').innerText !== {json.dumps(left)}")  # it counts down
+    for chart in ("curve", "traffic"):
+        assert browser.run(f"document.querySelectorAll('#{chart} .band.paused').length") == 1, chart
+    assert browser.run("document.querySelector('#events li').dataset.during === 'paused'")
+    head.do(lambda: head.mend("franka-1"))
+    browser.until("document.getElementById('verdict').textContent.endsWith('All 4 machines work')")
+    assert "franka-1 is back after" in browser.text("#events")
+    assert browser.run("document.querySelectorAll('#traffic .band.paused').length") == 1, "it stays to be seen"
+    assert browser.console() == []
+
+
+def test_a_node_can_be_reached_by_what_is_copied(world: MakeWorld, browser: Browser) -> None:
+    """By its name in the overlay."""
+    browser.open(world(4).link())
+    browser.click(f"#node-list [data-id='{id_of('franka-1')}']")
+    assert "ssh franka-1.edgelink.internal" in browser.text("#node-view .commands")
+    browser.click("#node-view .commands button")
+    browser.until("document.querySelector('#node-view .commands button').textContent === 'Copied'")
+    browser.press(Keys.ESCAPE)
+    browser.find("#search").click()
+    browser.find("#search").send_keys(Keys.CONTROL + "v")
+    assert browser.run("document.getElementById('search').value") == "ssh franka-1.edgelink.internal"
+    assert browser.console() == []
+
+
+def test_events_are_for_people(world: MakeWorld, browser: Browser) -> None:
+    """A path that flaps fills one line; a command is shown as one, without the marks around it."""
+    head = world(14)
+
+    def flap() -> None:
+        head.history.events.clear()
+        for number in range(6):
+            path = ("relayed", "relay") if number % 2 else ("direct", None)
+            head.set_row("sim-1", path=path[0], via=path[1])
+        head.lose("sim-2")
+
+    head.do(flap)
+    browser.open(head.link())
+    assert browser.run("document.querySelectorAll('#events li').length") == 2
+    assert "changes)" in browser.text("#events li:last-child")
+    assert "`" not in browser.text("#page")
+    assert browser.text("#events li:first-child code") == "edgelink edge"
+    assert re.search(r"UTC[+−]\d", browser.text("#zone"))
+
+
 @pytest.mark.parametrize("nodes", [2, 500])
 def test_an_event_is_on_the_page_at_once(world: MakeWorld, browser: Browser, nodes: int) -> None:
     """In the list of events, in the verdict, in the node's row."""
@@ -150,7 +232,7 @@ def test_ways_round_trips_and_losses_are_told(world: MakeWorld, browser: Browser
 
     def is_relayed() -> None:
         head.set_row("sim-4", path="relayed", via="relay-2", protocol=None)
-        head.set_measure("sim-4", rtt_ms=212.0, loss=0.025)
+        head.set_measure("sim-4", rtt_ms=212.0, loss=0.075)
 
     head.do(is_direct)
     browser.open(head.link())
@@ -162,8 +244,8 @@ def test_ways_round_trips_and_losses_are_told(world: MakeWorld, browser: Browser
     head.do(is_relayed)
     browser.until("document.getElementById('events').textContent.includes('sim-4 is reached through relay-2')")
     row = browser.rows()["sim-4"]
-    assert (row["rtt"], row["loss"], row["path"]) == ("212 ms", "2.5 % lost", "through relay-2")
-    assert browser.labels()["sim-4"] == "212 ms, 2.5 % lost"
+    assert (row["rtt"], row["loss"], row["path"]) == ("212 ms", "7.5 % lost", "through relay-2")
+    assert browser.labels()["sim-4"] == "212 ms, 7.5 % lost"
     assert browser.way(id_of("sim-4")) == {"from": id_of("relay-2"), "isDashed": True}
     assert "212 ms" in browser.text("#figures"), "the slowest of all"
     assert browser.console() == []
@@ -620,7 +702,7 @@ def test_pictures(world: MakeWorld, browser: Browser) -> None:
     browser.click("#attention li:first-child button")
     browser.until("document.querySelector('#node-view .conditions')")
     browser.size(*PHONE)
-    browser.screenshot(PICTURES / "dashboard-node.png", selector="#nodes-panel", height=1240)
+    browser.screenshot(PICTURES / "dashboard-node.png", selector="#nodes-card", height=1240)
     browser.press(Keys.ESCAPE)
     browser.run("scrollTo(0, 0)")
     browser.screenshot(PICTURES / "dashboard-phone.png", height=PHONE[1])

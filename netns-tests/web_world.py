@@ -143,6 +143,7 @@ class WebWorld:
     def snapshot(self) -> None:
         ranked = [row for row in self.rows.values() if row["node_rank"] is not None]
         alive = [row for row in ranked if row["health"] in ("ok", "warning")]
+        bars = self.history.timeline.bars
         self.feed.publish(
             Snapshot(
                 head=Head(
@@ -166,6 +167,8 @@ class WebWorld:
                 ),
                 nodes=dict(self.rows),
                 measures=dict(self.measures),
+                bars={row["node_id"]: bars[row["hostname"]] for row in self.rows.values() if row["hostname"] in bars},
+                outages=dict(self.history.timeline.outages),
                 run=None if self.run is None else {**self.run, "metric_names": metric_names(self.history.points)},
                 events=list(self.history.events),
                 points=list(self.history.points),
@@ -179,6 +182,8 @@ class WebWorld:
         row: NodeRow = {**self.rows[node_id], **changes}  # type: ignore[typeddict-item]
         if row["health"] != before[node_id]["health"]:
             row["since"] = at.isoformat(timespec="seconds")
+        if row["health"] != "paused":
+            row.update({"silent_since": None, "given_up_at": None})
         if row["health"] in ("trouble", "away"):  # Ray does not list it
             row["cpus"], row["gpus"] = 0.0, 0
         self.rows[node_id] = row
@@ -209,6 +214,24 @@ class WebWorld:
         way = {"path": None, "via": None, "protocol": None}
         self.set_row(name, at, health="away", phase=None, brief="offline", wrong=[why], **way)
 
+    def pause(self, name: str, silent_s: float, given_up_in_s: float = 300.0, at: datetime | None = None) -> None:
+        """The node does not answer, and Ray goes on with it."""
+        now = at or self.clock.now()
+        silent: dict[str, Any] = {
+            "health": "paused",
+            "wrong": ["no answer, says echo; Ray rides through: look at its power and its uplink"],
+            "path": None,
+            "silent_since": (now - timedelta(seconds=silent_s)).isoformat(timespec="seconds"),
+            "given_up_at": (now + timedelta(seconds=given_up_in_s)).isoformat(timespec="seconds"),
+        }
+        self.set_measure(name, rtt_ms=None, loss=0.5, received=None, sent=None, received_now=None, sent_now=None)
+        self.set_row(name, now, **silent)
+
+    def mend(self, name: str, at: datetime | None = None) -> None:
+        """It answers again."""
+        self.set_measure(name, rtt_ms=23.0, loss=0.0)
+        self.set_row(name, at, health="ok", wrong=[], path="relayed", via=relay_of(self))
+
     def begin_run(self, updates: int) -> None:
         """A training that learns."""
         now = self.clock.now()
@@ -222,16 +245,22 @@ class WebWorld:
             "what_followed": "",
         }
         self.run = RunView(
-            run_id="r1", command="/opt/train/train.py", in_progress=True, attempts=[attempt], metric_names=[]
+            run_id="r1",
+            command="/opt/train/train.py",
+            in_progress=True,
+            attempts=[attempt],
+            metric_names=[],
+            step=updates,
+            total_steps=400,
+            steps_per_s=updates / (42 * 60),
         )
-        points = []
         for step in range(updates):
             value = 195 / (1 + math.exp(-(step - updates * 0.4) / (updates * 0.11))) + self._random.gauss(0, 7)
             figures = {"env_steps_per_s": self._random.gauss(4100, 90)}
             if step % 3:  # in some updates no episode ends
                 figures["return"] = round(value, 2)
-            points.append((float(step), figures))
-        self.history.add_points("r1", points)
+            at = now - timedelta(minutes=42 * (1 - (step + 1) / updates))
+            self.history.add_points("r1", [(float(step), figures)], at)
         for row in list(self.rows.values()):
             rank = row["node_rank"]
             if rank is None:
@@ -294,7 +323,11 @@ def make_node(world: WebWorld, name: str, ip: str, rank: int | None, relays: Seq
         versions=dict(_VERSIONS) if is_relay else {**_VERSIONS, "python": _PYTHON, "ray": _RAY, "torch": _TORCH},
         placed=[],
         since=since.isoformat(timespec="seconds"),
+        silent_since=None,
+        given_up_at=None,
     )
+    for minutes in range(24 * 60, -1, -10):  # a step of its bar each
+        world.history.timeline.note(name, "ok", now - timedelta(minutes=minutes))
     world.measures[node_id] = Measure(
         rtt_ms=None if is_head else rtt,
         loss=None if is_head else 0.0,
@@ -411,7 +444,7 @@ def tell_of_trouble(world: WebWorld) -> None:
     if world.rows[id_of(slow)]["path"] == "relayed":
         world.rows[id_of(slow)].update({"path": "direct", "via": None, "protocol": "udp"})
     world.set_row(slow, ago(3.2), **way)
-    world.set_measure(slow, loss=0.025, received=None, sent=None, received_now=None, sent_now=None)
+    world.set_measure(slow, loss=0.075, received=None, sent=None, received_now=None, sent_now=None)
     measured(world, slow, [38.0] * 4 + [round(world._random.uniform(180, 250)) for _ in range(55)] + [212.0])
     before = world.history.rtts[id_of(off)]
     measured(world, off, [rtt for _, rtt in before][:-45] + [None] * 45)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import pytest
 from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
 
 from edgelink.api.server import Caller
+from edgelink.api.web.history import RECORDED, History
 from edgelink.conditions import Status
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
@@ -25,9 +27,9 @@ from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
 from edgelink.roles.dashboard import Dashboard, device_counters
 from edgelink.roles.dashboard_view import health, placed_by_rank
 from edgelink.roles.nodes import Nodes
+from edgelink.roles.recorder import noted
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, pretend
-from edgelink.training.run_record import RunRecord
 
 RELAY = CLOUD.model_copy(
     update={
@@ -155,6 +157,45 @@ async def test_a_lost_ping_is_no_relay_that_is_away(world: World, monkeypatch: p
     assert world.events == ["relay is away", "relay works"]
 
 
+async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the node has something to look at, until hardly any is lost; the pings of an outage count for nothing."""
+    answers: list[float | None] = []
+
+    async def ping(*_: object, payload_bytes: int) -> float | None:
+        return answers.pop(0)
+
+    async def health_after(found: str) -> tuple[str, float]:
+        answers[:] = [9.0 if each == "." else None for each in found]
+        for _ in found:
+            await world.dashboard._ping(asyncio.Semaphore(1), EDGE_1.node_id, EDGE_1.overlay_ip)
+        world.dashboard.look()
+        assert world.dashboard.feed.newest is not None
+        return world.rows["edge-1"]["health"], world.dashboard.feed.newest["measures"][EDGE_1.node_id]["loss"] or 0.0
+
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    assert await health_after(".x.x.") == ("ok", 0.0)
+    assert await health_after("x.....") == ("warning", pytest.approx(3 / 11, abs=0.001))
+    assert "pings" in world.rows["edge-1"]["wrong"][-1]
+    assert await health_after("." * 36) == ("ok", 0.0)
+    assert await health_after("xxxxx.") == ("ok", 0.0)
+
+
+def test_what_happens_is_recorded_for_the_next_daemon(world: World, tmp_path: Path) -> None:
+    """How everybody is, and each change; its page knows of it."""
+    world.runs.ray_members_changed(world.members[:1])
+    world.tell(EDGE_1.node_id, online=False)
+    world.dashboard.look()
+    successor = History()
+    successor.restore(noted(world.node.recorder.directory, world.clock.now() - timedelta(days=1), RECORDED))
+    assert [event["text"] for event in successor.events] == ["edge-1 is away"]
+    assert {name: bar["marks"] for name, bar in successor.timeline.bars.items()} == {
+        "relay": "o",
+        "cloud": "o",
+        "edge-1": "a",
+        "edge-2": "a",
+    }
+
+
 async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_not_work(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +211,8 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
     world.node.parts.ways = _no_ways  # type: ignore[method-assign]
     pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
     world.node.conditions._on_change = None
+    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "m")
+    world.dashboard.look()
     world.node.conditions.set_false("OverlayUp", "CrashLoop", "m")
     measuring = asyncio.create_task(world.dashboard._measure())
     await cast(FakeClock, world.node.clock).advance(10)
@@ -269,14 +312,10 @@ async def test_a_link_is_for_root_and_rays_user(world: World) -> None:
 
 
 async def test_a_page_that_is_switched_off_has_no_link(tmp_path: Path) -> None:
-    """And no socket: its task ends at once, and nothing is kept for it."""
+    """And no socket."""
     world = World(tmp_path, Config.model_validate({"web": {"listen": "off"}}))
     with pytest.raises(EdgelinkError, match="in the configuration"):
         await world.dashboard.link(ROOT, {})
-    await world.dashboard.run()
-    world.runs.note(RunRecord(run_id="r", command="train"))
-    world.runs.add_points("r", [(1.0, {"loss": 0.5})])
-    assert (world.runs.take_records(), world.runs.take_points()) == ([], [])
 
 
 async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
@@ -374,7 +413,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         measures = world.dashboard.feed.newest["measures"]
         known = {"rtt_ms": 12.3, "loss": 0.0, "received": "1.00 MB", "sent": None}
         assert measures[EDGE_1.node_id] == known | {"received_now": None, "sent_now": None}
-        assert measures[RELAY.node_id]["loss"] == 1.0
+        assert measures[RELAY.node_id]["loss"] == 0.0, "so is one, of which nothing is told"
         assert world.rows["edge-1"]["path"] == "direct"
         assert world.rows["relay"]["health"] == "ok", "one ping is not much"
         way["received"] = "2.00 MB"
@@ -442,11 +481,18 @@ def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str
         ({"ready": False, "wrong": ["…"], "online": True}, "trouble"),
         ({"ready": False, "wrong": ["…"], "online": False}, "away"),
         ({"ready": False, "wrong": ["…"], "online": None}, "away"),
+        ({"ready": False, "wrong": ["…"], "phase": "Starting"}, "coming"),
+        ({"ready": False, "wrong": ["…"], "phase": "Starting", "ray": "overlay up, Ray refused (ray 2.1)"}, "trouble"),
+        ({"ready": True, "wrong": ["silent"], "state": "paused"}, "paused"),
+        ({"ready": True, "wrong": [], "state": "ready"}, "ok"),
+        ({"ready": False, "wrong": [], "online": False, "state": "off"}, "off"),
+        ({"ready": False, "wrong": ["…"], "online": False, "state": "silent"}, "away"),
     ],
 )
 def test_health(row: dict[str, Any], expected: str) -> None:
-    """Who is alive in Ray works, also while its daemon is being restarted."""
-    assert health({"loses_full_packets": False, "online": True} | row) == expected
+    """Who is alive in Ray works, also while its daemon is being restarted, unless it does not answer."""
+    known = {"loses_full_packets": False, "online": True, "phase": "Degraded", "ray": "overlay up, no Ray"}
+    assert health(known | row) == expected
 
 
 def test_processes_are_counted_by_machine() -> None:

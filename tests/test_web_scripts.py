@@ -88,3 +88,102 @@ def test_the_title_of_a_tab_that_nobody_looks_at_counts_who_is_in_trouble(script
     heard = [("snapshot", snapshot), becomes(edge_1="trouble", edge_2="away"), becomes(edge_1="warning", edge_2="ok")]
     titles = answer_of(scripts, HIDDEN_TAB.replace("SNAPSHOTS", json.dumps(heard)))
     assert titles == ["EdgeLink", "cloud · EdgeLink", "(2) cloud · EdgeLink", "cloud · EdgeLink"]
+
+
+def node_row(name: str, **values: Any) -> dict[str, Any]:
+    return {"hostname": name, "health": "ok", "silent_since": None, "given_up_at": None} | values
+
+
+def paused(name: str) -> dict[str, Any]:
+    """Silent for 130 s, given up in 170 s, at 1000 s."""
+    at = {"silent_since": "1970-01-01T00:14:30Z", "given_up_at": "1970-01-01T00:19:30Z"}
+    return node_row(name, health="paused", **at)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "text"),
+    [
+        (["ok"], "ok", "Nobody else is in the network yet"),
+        (["ok", "ok", "ok"], "ok", "All 3 machines work"),
+        (["ok", "ok", "warning"], "warning", "All 3 machines work; 1 has something to look at"),
+        (["ok", "ok", "off"], "ok", "All 2 machines work; 1 is switched off"),
+        (["ok", "off"], "ok", "No other machine is switched on; 1 is switched off"),
+        (["ok", "ok", "coming"], "coming", "2 of 3 machines work; 1 is starting"),
+        (["ok", "paused"], "paused", "n1 is paused: no answer for 2 min 10 s, given up in 2 min 50 s"),
+        (["paused", "paused", "ok"], "paused", "2 of 3 machines are paused"),
+        (
+            ["paused", "trouble", "away", "warning"],
+            "trouble",
+            "2 of 4 machines do not work, n0 is paused: no answer for 2 min 10 s, given up in 2 min 50 s, "
+            "1 has something to look at",
+        ),
+    ],
+)
+def test_the_sentence_at_the_top(scripts: Path, nodes: list[str], kind: str, text: str) -> None:
+    """It never says that all work while one is paused, away or still starting."""
+    rows = {
+        f"n{number}": paused(f"n{number}") if health == "paused" else node_row(f"n{number}", health=health)
+        for number, health in enumerate(nodes)
+    }
+    asked = f"verdictOf({json.dumps(rows)}, {{ phase: 'Ready' }}, 1_000_000)"
+    got = answer_of(
+        scripts, f'const {{ verdictOf }} = await import("./summary.js"); console.log(JSON.stringify({asked}))'
+    )
+    assert got == {"kind": kind, "text": text}
+
+
+@pytest.mark.parametrize(
+    ("run", "silent", "found"),
+    [
+        (None, False, ["Nodes ready", "CPUs", "GPUs", "Slowest round trip 23 ms", "Rides through 5 min"]),
+        (
+            {"step": 142, "total_steps": 400, "steps_per_s": 0.5},
+            False,
+            ["Step 142 of 400", "Time left 8 min 36 s", "Return 178", "Nodes ready", "Slowest round trip 23 ms"],
+        ),
+        (
+            {"step": 142, "total_steps": None, "steps_per_s": 0.5},
+            True,
+            ["Step 142", "Time left –", "Return 178", "Nodes ready", "Longest silence 2 min 10 s"],
+        ),
+    ],
+)
+def test_the_figures_are_the_runs_while_one_is_on(
+    scripts: Path, run: dict[str, Any] | None, silent: bool, found: list[str]
+) -> None:
+    """Step, total and time left; without a total there is no time left."""
+    view = run and {"run_id": "r", "in_progress": True, "metric_names": ["loss", "return"], **run}
+    state = {
+        "head": {"alive": 2, "nodes": 3, "cpus": 4, "gpus": 0, "ride_through_s": 300},
+        "nodes": {"a": paused("a") if silent else node_row("a")},
+        "measures": {"a": {"rtt_ms": 23}},
+        "run": view,
+        "points": [{"run_id": "r", "values": {"return": 178}}, {"run_id": "r", "values": {"loss": 1}}],
+    }
+    asked = f"figuresOf({json.dumps(state)}, 1_000_000).map((each) => each.join(' '))"
+    got = answer_of(
+        scripts, f'const {{ figuresOf }} = await import("./summary.js"); console.log(JSON.stringify({asked}))'
+    )
+    told = [" ".join(each.split()) for each in got]
+    assert len(told) == len(found)
+    assert all(each.startswith(wanted) for each, wanted in zip(told, found, strict=True)), told
+
+
+def test_a_bar_is_as_long_as_a_day(scripts: Path) -> None:
+    """Its newest step is at its right edge; equal steps are one stretch, what nobody saw is empty."""
+    bar = {"step": 1000, "marks": "oo p" + "o" * 10}
+    script = f"""
+    const {{ stretches, barText }} = await import("./bars.js");
+    const bar = {json.dumps(bar)};
+    console.log(JSON.stringify([stretches(bar), barText(bar), barText(undefined)]));
+    """
+    found, text, nothing = answer_of(scripts, script)
+    assert [(each["kind"], each["first"], each["end"]) for each in found] == [
+        (None, 0, 130),
+        ("ok", 130, 132),
+        (None, 132, 133),
+        ("paused", 133, 134),
+        ("ok", 134, 144),
+    ]
+    assert "paused about" in text
+    assert nothing == "Not known yet."

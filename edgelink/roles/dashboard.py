@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from ipaddress import IPv4Address
 from itertools import takewhile
 from operator import not_
@@ -17,9 +17,10 @@ from typing import Any
 from edgelink.api.server import Caller, Route, route
 from edgelink.api.sites import LOOPBACK, Place, Sites
 from edgelink.api.web.feed import Feed
-from edgelink.api.web.history import Conditions, History, metric_names
+from edgelink.api.web.history import RECORDED, Conditions, History, RunChange
 from edgelink.api.web.login import LINK_LIVES_S, Logins
-from edgelink.api.web.model import Measure, NodeRow, Severity, Snapshot, TrafficSample
+from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
+from edgelink.api.web.pace import Pace
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.errors import EdgelinkError
@@ -31,6 +32,7 @@ from edgelink.roles.dashboard_view import View
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import RayAccess, require_ray_user
+from edgelink.roles.recorder import noted
 from edgelink.roles.runs import Runs
 from edgelink.roles.session_parts import RegistrysWord
 from edgelink.timeouts import timeout
@@ -46,7 +48,12 @@ _PING_TIMEOUT_S = 1.0
 _AT_ONCE = 32
 _LOSS_OF = 40  # pings
 _SILENT_AFTER = 3  # pings without an answer, one after the other: 7 s while somebody watches. A lost packet is none
+_LOSSY_FROM, _LOSSY_UNTIL = 3, 1  # lost ones of those: from where on, and until which it is told
 _LISTEN_S = 2.0
+_COMING_S = 180.0  # who starts for longer does not work
+_PAST = timedelta(days=1)
+_NEAR_S = 5.0
+_ALL_RECORDED_S = 3600.0  # how all nodes are; a change is recorded at once
 
 log = get_logger("web")
 
@@ -77,6 +84,10 @@ class Dashboard:
         self._ways: dict[str, dict[str, Any]] = {}
         self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
         self._answered: dict[str, deque[bool]] = {}  # by node id, which of the newest pings were
+        self._lossy: set[str] = set()  # node ids
+        self._coming: dict[str, float] = {}  # node ids of those that start, and since when, on the monotonic clock
+        self._pace = Pace()
+        self._recorded_s: float | None = None  # when how all nodes are was, on that clock
         self._silent: set[str] = set()  # node ids; of nobody anything new is known while our own overlay is down
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
@@ -121,9 +132,10 @@ class Dashboard:
         return {}
 
     async def run(self) -> None:
-        """Ends by cancellation only."""
+        """Ends by cancellation only. What happens is recorded also where there is no page."""
+        self.history.restore(noted(self._node.recorder.directory, self._node.clock.now() - _PAST, RECORDED))
         if self._node.config.web.listen == "off":
-            return
+            await self._follow()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="web-follow")
             tasks.create_task(self._measure(), name="web-measure")
@@ -141,31 +153,68 @@ class Dashboard:
         now = self._node.clock.now()
         rows = self._view.rows(self._ways, frozenset(self._silent))
         for node_id, row in rows.items():
-            before = self._rows.get(node_id)
-            same = before is not None and before["health"] == row["health"]
-            row["since"] = before["since"] if same and before else now.isoformat(timespec="seconds")
+            self._judge(node_id, row, self._rows.get(node_id), now)
         conditions = self._view.conditions()
-        self.history.compare(self._rows, rows, now)
+        for change in self.history.compare(self._rows, rows, now):
+            self._node.recorder.note("node", **change)
+        self._record_all(rows)
         names = {node_id: row["hostname"] for node_id, row in rows.items()}
         self.history.compare_conditions(self._conditions, conditions, names, READY_CONDITIONS, now)
         self._rows, self._conditions = rows, conditions
         self._look_at_runs()
+        timeline = self.history.timeline
         self.feed.publish(
             Snapshot(
                 head=self._view.head(rows.values()),
                 nodes=rows,
                 measures={node_id: self._measured(node_id, row) for node_id, row in rows.items()},
-                run=self._view.run(metric_names(self.history.points)),
+                bars={node_id: timeline.bars[name] for node_id, name in names.items()},
+                outages=dict(timeline.outages),
+                run=self._view.run(self.history.points, self._pace.steps_per_s()),
                 events=list(self.history.events),
                 points=list(self.history.points),
                 traffic=list(self.history.traffic),
             )
         )
 
+    def _judge(self, node_id: str, row: NodeRow, before: NodeRow | None, now: datetime) -> None:
+        """What only who has looked before can say of a node."""
+        if row["health"] != "coming":
+            self._coming.pop(node_id, None)
+        elif (
+            self._node.clock.monotonic_s() - self._coming.setdefault(node_id, self._node.clock.monotonic_s())
+            > _COMING_S
+        ):
+            row["health"] = "trouble"
+        if node_id in self._lossy and row["health"] in ("ok", "warning"):
+            row["health"] = "warning"
+            row["wrong"] = [*row["wrong"], "many of the head's pings to it are lost: check its uplink"]
+        if before is None or before["health"] != row["health"]:
+            row["since"] = now.isoformat(timespec="seconds")
+            return
+        row["since"] = before["since"]
+        row["silent_since"] = before["silent_since"]
+        if _is_near(before["given_up_at"], row["given_up_at"]):
+            row["given_up_at"] = before["given_up_at"]
+
+    def _record_all(self, rows: dict[str, NodeRow]) -> None:
+        """How all nodes are, for who reads what followed; see :meth:`History.restore`."""
+        now_s = self._node.clock.monotonic_s()
+        if not rows or (self._recorded_s is not None and now_s - self._recorded_s < _ALL_RECORDED_S):
+            return
+        self._recorded_s = now_s
+        found: dict[str, list[str]] = {}
+        for row in rows.values():
+            found.setdefault(row["health"], []).append(row["hostname"])
+        self._node.recorder.note("nodes", health=found)
+
     def _look_at_runs(self) -> None:
         """Tell of each start and each end since the last look, also of a run after which another one came."""
         for run_id, points in self._runs.take_points():
-            self.history.add_points(run_id, points)
+            now = self._node.clock.now()
+            self.history.add_points(run_id, points, now)
+            if points:
+                self._pace.note(run_id, now, points[-1][0])
         for at, record in self._runs.take_records():
             before, self._run_seen = self._run_seen, record
             self._compare(before, record, at)
@@ -174,21 +223,30 @@ class Dashboard:
         former = before["attempts"] if before is not None and before["run_id"] == record["run_id"] else []
         had_ended = {attempt["number"]: attempt["ended_at"] is not None for attempt in former}
         for attempt in record["attempts"]:
-            number, status = attempt["number"], attempt["exit_status"]
+            number = attempt["number"]
             if number not in had_ended:
-                self.history.event(now, "info", "run", f"{record['command']} was started, attempt {number}")
+                self._tell_run(now, record, attempt, ended=False)
             if attempt["ended_at"] is not None and not had_ended.get(number, False):
-                how = "ended" if status is None else f"ended with status {status}"
-                severity: Severity = "ok" if status == 0 else "trouble"
-                text = f"{record['command']} {how}"
-                self.history.event(now, severity, "run", text, detail=attempt["what_followed"])
+                self._tell_run(now, record, attempt, ended=True)
+
+    def _tell_run(self, at: datetime, record: dict[str, Any], attempt: dict[str, Any], *, ended: bool) -> None:
+        change = RunChange(
+            command=record["command"],
+            attempt=attempt["number"],
+            ended=ended,
+            exit_status=attempt["exit_status"] if ended else None,
+            why=attempt["what_followed"] if ended else "",
+        )
+        self.history.run_changed(at, change)
+        self._node.recorder.note("run", **change)
 
     def _measured(self, node_id: str, row: NodeRow) -> Measure:
         answers = self._answered.get(node_id)
+        lost = answers.count(False) if answers and node_id in self._lossy | self._silent else 0
         way = self._ways.get(row["overlay_ip"], {})
         return Measure(
             rtt_ms=self._rtts.get(node_id),
-            loss=round(1 - sum(answers) / len(answers), 3) if answers else None,
+            loss=round(lost / len(answers), 3) if answers else None,
             received=way.get("received") or None,
             sent=way.get("sent") or None,
             received_now=self._rates.of(row["overlay_ip"], "received"),
@@ -221,10 +279,12 @@ class Dashboard:
             else:
                 self._rtts.clear()
                 self._answered.clear()
+                self._lossy.clear()
             for gone in self._answered.keys() - targets.keys():
                 del self._answered[gone]
                 self._rtts.pop(gone, None)
             self._silent &= targets.keys()
+            self._lossy &= targets.keys()
             self._count_traffic()
             self.wakeup.set()
             rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
@@ -242,11 +302,20 @@ class Dashboard:
         if node_id not in self._rows:  # it has left meanwhile
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
-        self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF)).append(rtt_ms is not None)
+        answered = self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF))
+        if rounded is not None and node_id in self._silent:  # that was an outage, and is no loss
+            while answered and not answered[-1]:
+                answered.pop()
+        answered.append(rounded is not None)
         if rounded is not None:
             self._silent.discard(node_id)
         elif self._unanswered(node_id) >= _SILENT_AFTER:
             self._silent.add(node_id)
+        lost = answered.count(False) - self._unanswered(node_id)  # the newest may be the beginning of an outage
+        if lost <= _LOSSY_UNTIL or node_id in self._silent:
+            self._lossy.discard(node_id)
+        elif lost >= _LOSSY_FROM:
+            self._lossy.add(node_id)
         if rounded is not None or node_id in self._silent:
             self._rtts[node_id] = rounded
         self.history.rtt(node_id, self._node.clock.now(), rounded)
@@ -315,6 +384,13 @@ class Dashboard:
         """As the overlay's other machines know this one: their hosts file has the long name."""
         lease = self._node.membership.lease if self._node.membership else None
         return {str(lease.overlay_ip), lease.hostname, f"{lease.hostname}.{DOMAIN}"} if lease else set()
+
+
+def _is_near(before: str | None, now: str | None) -> bool:
+    """Whether two moments differ by no more than looks do."""
+    if before is None or now is None:
+        return False
+    return abs((datetime.fromisoformat(now) - datetime.fromisoformat(before)).total_seconds()) < _NEAR_S
 
 
 def device_counters(device: str, directory: Path = Path("/sys/class/net")) -> tuple[int, int] | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from edgelink import __version__
-from edgelink.api.web.model import Head, Health, NodeRow, Placed, RunView
+from edgelink.api.web.history import TOTAL_STEPS, metric_names
+from edgelink.api.web.model import Head, Health, NodeRow, Placed, Point, RunView
+from edgelink.api.web.pace import step_of
 from edgelink.conditions import Phase
 from edgelink.registry.payloads import ConditionReport, DirectoryEntry, NodeStatus
 from edgelink.roles.impact import impact
@@ -39,7 +42,7 @@ class View:
             row = ranked.get(entry.node_id)
             if row is None:
                 row = self._without_rank(entry, registry.statuses.get(entry.node_id), ways, silent)
-            rows[entry.node_id] = node_row(entry, row, placed.get(row["node_rank"], []))
+            rows[entry.node_id] = node_row(entry, row, placed.get(row["node_rank"], []), self._node.clock.now())
         return rows
 
     def conditions(self) -> dict[str, tuple[ConditionReport, ...]]:
@@ -81,17 +84,26 @@ class View:
             gpus=sum(row["gpus"] for row in alive),
         )
 
-    def run(self, metric_names: list[str]) -> RunView | None:
+    def run(self, points: list[Point], steps_per_s: float | None) -> RunView | None:
         """The run in progress, else the last one."""
         record = self._runs.record
         if record is None:
             return None
+        attempts = record["attempts"]
+        step, total = step_of(attempts[-1]["step"] if attempts else None)
+        newest = points[-1] if points and points[-1]["run_id"] == record["run_id"] else None
+        if newest is not None:
+            step = newest["step"] if step is None else step
+            total = newest["values"].get(TOTAL_STEPS, total)
         return RunView(
             run_id=record["run_id"],
             command=record["command"],
             in_progress=record["in_progress"],
-            attempts=record["attempts"][-20:],
-            metric_names=metric_names,
+            attempts=attempts[-20:],
+            metric_names=metric_names(points),
+            step=step,
+            total_steps=total,
+            steps_per_s=steps_per_s,
         )
 
     def _without_rank(
@@ -124,8 +136,9 @@ class View:
         }
 
 
-def node_row(entry: DirectoryEntry, row: Mapping[str, Any], placed: list[Placed]) -> NodeRow:
+def node_row(entry: DirectoryEntry, row: Mapping[str, Any], placed: list[Placed], now: datetime) -> NodeRow:
     """The page's row of one node; pure."""
+    silent_s, left_s = row.get("paused_s"), row.get("gives_up_in_s")
     return NodeRow(
         node_id=entry.node_id,
         hostname=entry.hostname,
@@ -148,14 +161,26 @@ def node_row(entry: DirectoryEntry, row: Mapping[str, Any], placed: list[Placed]
         versions=dict(row["versions"]),
         placed=placed,
         since=None,
+        silent_since=None if silent_s is None else _text(now - timedelta(seconds=silent_s)),
+        given_up_at=None if left_s is None else _text(now + timedelta(seconds=left_s)),
     )
 
 
 def health(row: Mapping[str, Any]) -> Health:
-    """Of a row of `edgelink nodes`; pure. Who is alive in Ray works, whatever its daemon says or does not say."""
+    """Of a row of `edgelink nodes`; pure. Who is alive in Ray and answers works, whatever its daemon says."""
+    state = row.get("state")
+    if state in ("paused", "off"):
+        return "paused" if state == "paused" else "off"
     if row["ready"]:
         return "warning" if row["wrong"] or row["loses_full_packets"] else "ok"
-    return "trouble" if row["online"] else "away"
+    if state == "silent" or not row["online"]:
+        return "away"
+    is_coming = row["phase"] == Phase.STARTING.value and "refused" not in row["ray"]
+    return "coming" if is_coming else "trouble"
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")
 
 
 def placed_by_rank(placement: Mapping[str, Any] | None) -> dict[int | None, list[Placed]]:

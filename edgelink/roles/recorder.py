@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from edgelink.process import identity
 _SAMPLE_S = 5.0
 _PATHS_EVERY = 6  # samples: EasyTier is asked through a process of its own
 _MAX_BYTES = 4 * 1024 * 1024  # a file; some ten hours
+_BEGINNING = 80  # characters of a line: when, and of what kind it is
 # Of a way: what differs at every look, and from where on it tells something.
 _COUNTERS = {"received", "sent"}
 _LATENCY_NOISE_MS = 10.0
@@ -51,7 +52,7 @@ class Recorder:
         max_bytes: int = _MAX_BYTES,
     ) -> None:
         """``sample`` tells the state of the moment, ``ways`` on what way each other node is reached."""
-        self._directory = directory
+        self.directory = directory
         self._clock = clock
         self._sample = sample
         self._ways = ways
@@ -80,13 +81,13 @@ class Recorder:
         except (OSError, NotRecordedError) as error:
             self._written.clear()
             if self._outage.is_news("not written"):
-                log.warning("recorder.not_written", directory=str(self._directory), error=str(error))
+                log.warning("recorder.not_written", directory=str(self.directory), error=str(error))
             return
         if (lasted_s := self._outage.over()) is not None:
-            log.info("recorder.written_again", directory=str(self._directory), lasted_s=lasted_s)
+            log.info("recorder.written_again", directory=str(self.directory), lasted_s=lasted_s)
 
     def _append(self, line: bytes) -> None:
-        newer, older = _files(private_directory(self._directory))
+        newer, older = _files(private_directory(self.directory))
         descriptor = os.open(newer, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -127,6 +128,29 @@ def recorded(directory: Path, since: datetime) -> Iterator[str]:
         yield line
 
 
+def noted(directory: Path, since: datetime, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The lines of these kinds since then, oldest first. Most lines are samples, which are not even parsed.
+
+    The last line before each start is told, too, and the last of all: until then somebody looked.
+    """
+    marks = tuple(f'"what": "{kind}"' for kind in ("started", *kinds))
+    before = ""
+    for line in _lines(directory):
+        beginning = line[:_BEGINNING]
+        if not any(mark in beginning for mark in marks):
+            before = line
+            continue
+        wanted = (before, line) if marks[0] in beginning else (line,)
+        before = ""
+        yield from _parsed_since(wanted, since)
+    yield from _parsed_since((before,), since)
+
+
+def _parsed_since(lines: Iterable[str], since: datetime) -> Iterator[dict[str, Any]]:
+    entries = (entry for line in lines if (entry := _parsed(line)) is not None)
+    yield from (entry for entry in entries if datetime.fromisoformat(entry["at"]) >= since)
+
+
 def recorded_since(directory: Path) -> str | None:
     """When the oldest line was written; None: there is none."""
     return next((str(entry["at"]) for _, entry in _entries(directory)), None)
@@ -150,17 +174,27 @@ def _files(directory: Path) -> tuple[Path, Path]:
     return directory / "flight.jsonl", directory / "flight.jsonl.1"
 
 
-def _entries(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(directory: Path) -> Iterator[str]:
     newer, older = _files(directory)
     for file in (older, newer):
         with suppress(FileNotFoundError), file.open(errors="replace") as lines:
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                    datetime.fromisoformat(entry["at"])
-                except (ValueError, KeyError, TypeError):  # half a line, of a power cut
-                    continue
-                yield line.rstrip("\n"), entry
+            yield from lines
+
+
+def _entries(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in _lines(directory):
+        if (entry := _parsed(line)) is not None:
+            yield line.rstrip("\n"), entry
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """None: half a line, of a power cut."""
+    try:
+        entry = json.loads(line)
+        datetime.fromisoformat(entry["at"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return dict(entry)
 
 
 def _follow(lists: dict[str, dict[str, Row]], entry: dict[str, Any]) -> None:

@@ -103,14 +103,8 @@ class Runs:
 
     def _put_record(self, record: RunRecord) -> None:
         self._record = record
-        if self._is_taken:
-            self._records.append((self._node.clock.now(), record))
+        self._records.append((self._node.clock.now(), record))
         self._wake_watchers()
-
-    @property
-    def _is_taken(self) -> bool:
-        """Whether the page takes what is told. Without it, up to 64 batches of 1000 points would lie here for good."""
-        return self._node.config.web.listen != "off"
 
     def moment(self) -> dict[str, Any]:
         """For the flight recorder: how far the run in progress is."""
@@ -205,8 +199,7 @@ class Runs:
 
     def add_points(self, run_id: str, points: RunPoints) -> None:
         """Keep what a driver said of its steps until somebody takes it."""
-        if self._is_taken:
-            self._points.append((run_id, points))
+        self._points.append((run_id, points))
         self._wake_watchers()
 
     def note(self, record: RunRecord | None) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-Health = Literal["ok", "warning", "trouble", "away"]
-Severity = Literal["ok", "info", "warning", "trouble"]
+Health = Literal["ok", "warning", "paused", "coming", "trouble", "away", "off"]
+Severity = Literal["ok", "info", "warning", "paused", "trouble"]
 _LISTS = ("events", "points", "traffic")
-_TABLES = ("nodes", "measures")
+_TABLES = ("nodes", "measures", "bars", "outages")
 
 
 class Placed(TypedDict):
@@ -46,6 +46,8 @@ class NodeRow(TypedDict):
     versions: dict[str, str | None]
     placed: list[Placed]
     since: str | None  # of its health, as far as this daemon has seen it
+    silent_since: str | None  # while it is paused
+    given_up_at: str | None  # by Ray, unless it answers before; while it is paused, where that is known
 
 
 class Rate(TypedDict):
@@ -59,7 +61,7 @@ class Measure(TypedDict):
     """What is measured of the way to one node all the time."""
 
     rtt_ms: float | None  # of the newest answer; None: no answer to the newest few pings
-    loss: float | None  # of the newest pings: 0 to 1; None: none was sent yet
+    loss: float | None  # of the newest 40 pings: 0 to 1, and 0 below three lost ones; None: none was sent yet
     received: str | None  # of the link to a neighbour, in EasyTier's rounded words
     sent: str | None
     received_now: Rate | None  # None: no such link, or not known yet
@@ -96,6 +98,9 @@ class RunView(TypedDict):
     in_progress: bool
     attempts: list[dict[str, Any]]
     metric_names: list[str]
+    step: float | None
+    total_steps: float | None  # None: its driver does not say
+    steps_per_s: float | None  # in the last ten minutes
 
 
 class Event(TypedDict):
@@ -115,6 +120,7 @@ class Point(TypedDict):
 
     n: int
     run_id: str
+    at: str
     step: float
     values: dict[str, float]
 
@@ -128,12 +134,30 @@ class TrafficSample(TypedDict):
     sent_bytes_per_s: float
 
 
+class Bar(TypedDict):
+    """How a node was in the last day, in steps of ten minutes; see :mod:`edgelink.api.web.timeline`."""
+
+    step: int  # the newest, since 1970
+    marks: str  # a letter a step
+
+
+class Outage(TypedDict):
+    """A node was silent."""
+
+    hostname: str
+    kind: Health  # paused, or away
+    since: str
+    until: str | None  # None: it still is
+
+
 class Snapshot(TypedDict):
     """All of it."""
 
     head: Head
     nodes: dict[str, NodeRow]  # by node id
     measures: dict[str, Measure]
+    bars: dict[str, Bar]  # by node id
+    outages: dict[str, Outage]  # by number
     run: RunView | None
     events: list[Event]
     points: list[Point]

@@ -81,7 +81,7 @@ class Metrics:
                 _append(self._progress, record)
         if self._live is not None:
             with self._told_once("for those who watch"):
-                _append(self._live, shown(record))
+                _append(self._live, {**shown(record), "total_steps": self._iterations})
         if self._curves is not None:
             with self._told_once("--tensorboard"):
                 self._curves.add(numbers_in(record), record["iteration"])

@@ -1,21 +1,30 @@
 // Log in, follow the head's events, and hand each change to the parts of the page.
 
-import { byId, h, badge, plural, setText, ORDER } from "./dom.js";
+import { byId, h, badge, plural, prose, setText, silenceText, ORDER } from "./dom.js";
 import { NodeMap } from "./map.js";
 import { Nodes } from "./nodes.js";
 import { Panels } from "./panels.js";
+import { figuresOf, needsALook, verdictOf } from "./summary.js";
 
 const LISTS = ["events", "points", "traffic"];
-const TABLES = ["nodes", "measures"];
+const TABLES = ["nodes", "measures", "bars", "outages"];
 const MOST_SHOWN = 6;
+const MAP_FROM = 8; // nodes: fewer are seen in the list at a glance, and the map is folded
 const [FIRST_WAIT_MS, MOST_WAIT_MS] = [250, 4000];
 const MOST_SILENT_MS = 40000; // the head says something every 15 s: after that, what is shown is old
+
+const ORDERS = {
+  map: ["map", "nodes", "run", "placement", "traffic", "events"],
+  run: ["run", "nodes", "traffic", "events", "placement", "map"],
+  idle: ["nodes", "events", "traffic", "run", "placement", "map"],
+};
 
 let state = null;
 let parts = null;
 let isDrawing = false;
 let isPainted = false;
 let changed = new Set();
+let isMapFolded = null; // as this page has it, until somebody unfolds it
 
 // What the head said instead of an answer, in words for a person.
 class Refusal extends Error {
@@ -165,7 +174,7 @@ function take(kind, content) {
 // At once: of a tab that nobody looks at nothing is drawn, and its title is all that is seen.
 function nameTab() {
   const { head, nodes } = state;
-  const broken = Object.values(nodes).filter((node) => !["ok", "warning"].includes(node.health)).length;
+  const broken = Object.values(nodes).filter((node) => needsALook(node) && node.health !== "warning").length;
   document.title = `${broken ? `(${broken}) ` : ""}${head.hostname} · EdgeLink`;
 }
 
@@ -197,6 +206,7 @@ function draw() {
     const now = changed;
     changed = new Set();
     drawHead();
+    arrange();
     parts.map.draw(state, now);
     parts.nodes.draw(state, now);
     parts.panels.draw(state, now);
@@ -215,23 +225,16 @@ function makeParts() {
 
 function drawHead() {
   const { head } = state;
-  const all = Object.values(state.nodes);
-  const wrong = all.filter((node) => node.health !== "ok").sort((a, b) => ORDER[a.health] - ORDER[b.health]);
-  const warnings = wrong.filter((node) => node.health === "warning").length;
   setText(byId("network"), head.hostname);
-  drawVerdict(head, all, wrong.length - warnings, warnings);
-  drawAttention(head, wrong);
+  drawVerdict();
+  drawAttention(head, Object.values(state.nodes).filter(needsALook).sort((a, b) => ORDER[a.health] - ORDER[b.health]));
   drawRayDashboard(head);
-  const figures = [
-    ["Nodes in Ray", `${head.alive}`, ` of ${head.nodes}`],
-    ["CPUs", `${Math.round(head.cpus)}`, ""],
-    ["GPUs", `${Math.round(head.gpus)}`, ""],
-    ["Slowest round trip", ...slowest()],
-    ["Rides through", durationText(head.ride_through_s), ""],
-  ];
+  const figures = figuresOf(state);
   const box = byId("figures");
-  if (box.childElementCount === 0) {
-    box.append(...figures.map(([name]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("b"), h("span")))));
+  const names = figures.map(([name]) => name).join();
+  if (box.dataset.names !== names) {
+    box.dataset.names = names;
+    box.replaceChildren(...figures.map(([name]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("b"), h("span")))));
   }
   figures.forEach(([, figure, more], index) => {
     setText(box.children[index].querySelector("b"), figure);
@@ -239,16 +242,26 @@ function drawHead() {
   });
 }
 
-function drawVerdict(head, all, broken, warnings) {
-  const kind = broken ? "trouble" : warnings || head.phase !== "Ready" ? "warning" : "ok";
-  let text = all.length <= 1 ? "Nobody else is in the network yet" : `All ${all.length} machines work`;
-  if (broken) text = `${broken} of ${plural(all.length, "machine")} ${broken === 1 ? "does" : "do"} not work`;
-  if (warnings) text += `${broken ? "," : ";"} ${plural(warnings, "has", "have")} something to look at`;
-  if (head.phase !== "Ready") text += `; the head is ${head.phase.toLowerCase()}`;
+function drawVerdict() {
+  const { kind, text } = verdictOf(state.nodes, state.head);
   const verdict = byId("verdict");
   if (verdict.dataset.text === kind + text) return;
   verdict.dataset.text = kind + text;
   verdict.replaceChildren(badge(kind), text);
+}
+
+// What is first: of a run that is on the training, of a few nodes what there is of them, of many the map.
+function arrange() {
+  const isSmall = Object.keys(state.nodes).length < MAP_FROM;
+  const layout = state.run?.in_progress || (isSmall && state.run) ? "run" : isSmall ? "idle" : "map";
+  const page = byId("page");
+  const order = ORDERS[layout].map((name) => byId(`${name}-card`));
+  if (order.some((card, index) => index > 0 && card.previousElementSibling !== order[index - 1])) page.append(...order);
+  page.dataset.layout = layout;
+  byId("placement-card").hidden = layout === "idle";
+  if (isMapFolded === isSmall) return;
+  isMapFolded = isSmall;
+  byId("map-fold").open = !isSmall;
 }
 
 // Whom the sentence at the top counts.
@@ -256,21 +269,26 @@ function drawAttention(head, items) {
   const notes = [...head.notes];
   if (!head.is_connected) notes.unshift("The head has no session with the relay’s registry: what other nodes say of themselves is not heard.");
   if (head.waits.length) notes.unshift(`Waits: ${head.waits.join(", ")}. Goes on: ${head.goes_on.join(", ") || "nothing"}.`);
-  const key = JSON.stringify([items.map((node) => [node.node_id, node.health, node.wrong[0]]), notes]);
+  const shown = items.slice(0, MOST_SHOWN).map((node) => [node, attentionText(node)]);
+  const key = JSON.stringify([items.length, shown.map(([node, text]) => [node.node_id, node.health, text]), notes]);
   const box = byId("attention");
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   box.hidden = items.length + notes.length === 0;
-  box.dataset.kind = items.some((node) => node.health !== "warning") ? "trouble" : "warning";
+  box.dataset.kind = items.some((node) => !["warning", "paused"].includes(node.health)) ? "trouble" : "warning";
   const more = items.length - MOST_SHOWN;
   byId("attention-list").replaceChildren(
-    ...notes.map((note) => h("li", { class: "note" }, badge("warning"), h("span", {}, note))),
-    ...items.slice(0, MOST_SHOWN).map((node) => h("li", {},
+    ...notes.map((note) => h("li", { class: "note" }, badge("warning"), h("span", {}, prose(note)))),
+    ...shown.map(([node, text]) => h("li", {},
       h("button", { type: "button", onclick: () => parts.nodes.show(node.node_id, { scroll: true }) },
-        badge(node.health), h("strong", {}, node.hostname),
-        h("span", {}, node.wrong[0] ?? (node.loses_full_packets ? "full packets are lost on its direct path: set a smaller overlay.mtu" : node.brief))))),
+        badge(node.health), h("strong", {}, node.hostname), h("span", {}, prose(text))))),
     ...(more > 0 ? [h("li", {}, h("button", { type: "button", class: "more", onclick: () => parts.nodes.filter("wrong") }, `and ${plural(more, "other")}`))] : []),
   );
+}
+
+function attentionText(node) {
+  if (node.health === "paused") return `paused: ${silenceText(node)}`;
+  return node.wrong[0] ?? (node.loses_full_packets ? "full packets are lost on its direct path: set a smaller overlay.mtu" : node.brief);
 }
 
 function drawRayDashboard(head) {
@@ -281,16 +299,12 @@ function drawRayDashboard(head) {
   if (isHere) link.href = `http://${another}:${head.ray_dashboard_port}/`;
 }
 
-function slowest() {
-  const rtts = Object.values(state.measures).map((each) => each.rtt_ms).filter((rtt) => rtt !== null);
-  if (rtts.length === 0) return ["–", ""];
-  const most = Math.max(...rtts);
-  return [most < 10 ? most.toFixed(1) : `${Math.round(most)}`, " ms"];
-}
-
-function durationText(seconds) {
-  return seconds % 60 === 0 ? `${seconds / 60} min` : `${seconds} s`;
-}
+// What is counted in seconds.
+setInterval(() => {
+  if (state === null || !Object.values(state.nodes).some((node) => node.health === "paused")) return;
+  changed.add("tick");
+  draw();
+}, 1000);
 
 // A new link in the same tab: another fragment alone loads nothing.
 addEventListener("hashchange", () => {

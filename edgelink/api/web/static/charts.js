@@ -32,8 +32,9 @@ export function timeTicks(low, high, count) {
   return [...Array(Math.max(0, Math.floor((high - first) / step) + 1)).keys()].map((index) => first + index * step);
 }
 
-// series: [{name, class, points: [[x, y|null]…]}]; formats: x, y; isTime: x is one; isArea; fromZero
-export function drawChart(box, series, { xText, yText, label, isTime = false, fromZero = false, isArea = false, empty = "Nothing yet." }) {
+// series: [{name, class, points: [[x, y|null, words]…]}]; formats: x, y; isTime: x is one; isArea; fromZero; bands:
+// [{kind, from, to, text}…], stretches of x behind the lines; until: x of the right edge at least
+export function drawChart(box, series, { xText, yText, label, isTime = false, fromZero = false, isArea = false, bands = [], until = -Infinity, empty = "Nothing yet." }) {
   const all = series.flatMap((each) => each.points).filter(([, y]) => y !== null);
   if (new Set(all.map(([x]) => x)).size < 2) { // one moment is no line, whoever was looked at in it
     box.replaceChildren(h("p", { class: "empty" }, empty));
@@ -44,7 +45,7 @@ export function drawChart(box, series, { xText, yText, label, isTime = false, fr
   const xs = series.flatMap((each) => each.points).map(([x]) => x); // also of what was not answered: that is seen, too
   const ys = all.map(([, y]) => y);
   const x0 = Math.min(...xs);
-  const x1 = Math.max(...xs, x0 + 1e-9);
+  const x1 = Math.max(...xs, until, x0 + 1e-9);
   let y0 = Math.min(...ys);
   let y1 = Math.max(...ys);
   if (fromZero) y0 = Math.min(0, y0);
@@ -56,6 +57,12 @@ export function drawChart(box, series, { xText, yText, label, isTime = false, fr
   const atX = (x) => LEFT + ((x - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
   const atY = (y) => height - BOTTOM - ((y - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const shown = bands.filter(({ from, to }) => to >= x0 && from <= x1);
+  for (const { kind, from, to } of shown) {
+    const left = atX(Math.max(from, x0));
+    const wide = Math.max(2, atX(Math.min(to, x1)) - left); // a short one is seen, too
+    svg.append(s("rect", { class: `band ${kind}`, x: left.toFixed(1), width: wide.toFixed(1), y: TOP, height: height - BOTTOM - TOP }));
+  }
   for (const value of yTicks) {
     svg.append(s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: atY(value), y2: atY(value) }));
     svg.append(s("text", { class: "tick", x: LEFT - 8, y: atY(value) + 4, "text-anchor": "end" }, yText(value)));
@@ -85,10 +92,11 @@ export function drawChart(box, series, { xText, yText, label, isTime = false, fr
     cross.setAttribute("x2", atX(nearest[0]));
     cross.setAttribute("visibility", "visible");
     const index = series[0].points.indexOf(nearest);
-    tip.replaceChildren(h("strong", {}, xText(nearest[0])), ...series.map((each) => {
+    const of = (band) => x >= band.from && x <= band.to;
+    tip.replaceChildren(h("strong", {}, [xText(nearest[0]), nearest[2]].filter(Boolean).join(" · ")), ...series.map((each) => {
       const value = each.points[index]?.[1];
       return h("span", {}, `${each.name} ${value === null || value === undefined ? "–" : yText(value)}`);
-    }));
+    }), ...shown.filter(of).map((band) => h("span", {}, band.text)));
     tip.hidden = false;
     tip.style.left = `${Math.min(Math.max(atX(nearest[0]) - tip.offsetWidth / 2, 4), width - tip.offsetWidth - 4)}px`;
     tip.style.top = "0";

@@ -27,9 +27,10 @@ export function setAttribute(element, name, value) {
 }
 
 // Health of nodes and severity of events share four looks; each has a sign beside its colour.
-export const SIGNS = { ok: "✓", info: "·", warning: "!", trouble: "✕", away: "○" };
-export const WORDS = { ok: "works", warning: "look at it", trouble: "does not work", away: "away" };
-export const ORDER = { trouble: 0, away: 1, warning: 2, ok: 3 };
+export const SIGNS = { ok: "✓", info: "·", warning: "!", paused: "‖", coming: "…", trouble: "✕", away: "○", off: "–" };
+export const WORDS = { ok: "works", warning: "look at it", paused: "paused", coming: "starting", trouble: "does not work", away: "away", off: "switched off" };
+export const ORDER = { trouble: 0, away: 1, paused: 2, warning: 3, coming: 4, ok: 5, off: 6 };
+export const NEEDS_A_LOOK = ["trouble", "away", "paused", "warning"];
 
 export const badge = (kind) => h("span", { class: `badge ${kind}`, "aria-hidden": "true" }, SIGNS[kind]);
 
@@ -107,6 +108,29 @@ export function agoText(iso, now = Date.now()) {
   if (seconds < 129600) return `${Math.round(seconds / 3600)} h ago`;
   return `${Math.round(seconds / 86400)} days ago`;
 }
+
+// As far as it is worth saying: two units.
+export function spanText(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  const [minutes, hours] = [Math.floor(whole / 60), Math.floor(whole / 3600)];
+  if (whole < 60) return `${whole} s`;
+  if (hours === 0) return `${minutes} min${whole % 60 ? ` ${whole % 60} s` : ""}`;
+  return `${hours} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
+}
+
+// Of a paused node, with what its silence leads to.
+export function silenceText(node, now = Date.now()) {
+  const silent = node.silent_since ? `no answer for ${spanText((now - Date.parse(node.silent_since)) / 1000)}` : "no answer";
+  if (!node.given_up_at) return silent;
+  const left = (Date.parse(node.given_up_at) - now) / 1000;
+  return `${silent}, given up ${left > 0 ? `in ${spanText(left)}` : "at any moment"}`;
+}
+
+// Words of others, in which `this` is code.
+export const prose = (text) => text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+
+// The figure of a run that is worth most where nobody has chosen.
+export const figureName = (names) => names.find((name) => /return|reward/.test(name)) ?? names[0];
 
 export function pathText(node) {
   if (node.path === "self") return "this machine";

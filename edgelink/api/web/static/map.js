@@ -318,7 +318,7 @@ const idAt = (event) => event.target.closest?.("[data-id]")?.dataset.id ?? null;
 function rank(node, head, selected) {
   if (node.node_id === selected) return -2;
   if (node.node_id === head.node_id) return -1;
-  return { trouble: 0, warning: 1, away: 2, ok: node.is_relay ? 1.5 : 3 }[node.health];
+  return { trouble: 0, paused: 0, warning: 1, away: 2, coming: 2, off: 3, ok: node.is_relay ? 1.5 : 3 }[node.health];
 }
 
 const straight = (from, to) => `M${from.x.toFixed(1)} ${from.y.toFixed(1)}L${to.x.toFixed(1)} ${to.y.toFixed(1)}`;

@@ -1,10 +1,14 @@
 // The list of nodes, what is wrong first, and one node in full.
 
-import { byId, h, badge, setText, agoText, clockText, isSilent, lossText, nowText, pathText, roundTripText, rttText, timeElement, ORDER, WORDS } from "./dom.js";
+import { byId, h, badge, prose, setText, agoText, clockText, isSilent, lossText, nowText, pathText, roundTripText, rttText, silenceText, timeElement, ORDER, WORDS } from "./dom.js";
+import { barText, dayBar, paintBar } from "./bars.js";
 import { drawChart } from "./charts.js";
+import { needsALook } from "./summary.js";
 
 const CONDITION_KINDS = { True: "ok", False: "trouble", Unknown: "info" };
 const REFETCH_MS = 1000;
+const COPIED_MS = 2000;
+const DOMAIN = "edgelink.internal";
 const MOST_WAITED_MS = 10000; // a connection may be dead without a word
 
 export class Nodes {
@@ -40,7 +44,7 @@ export class Nodes {
     }
     if (this.shown) this.back();
     this.arrange();
-    byId("nodes-panel").scrollIntoView({ block: "nearest" });
+    byId("nodes-card").scrollIntoView({ block: "nearest" });
   }
 
   touched(ids) {
@@ -59,9 +63,13 @@ export class Nodes {
     if (changed.has("nodes") || changed.has("measures")) {
       for (const node of Object.values(state.nodes)) this.drawRow(node, state.measures[node.node_id]);
     }
+    else if (changed.has("tick")) {
+      for (const node of Object.values(state.nodes)) if (node.health === "paused") this.drawRow(node, state.measures[node.node_id]);
+    }
+    if (changed.has("bars")) for (const [id, row] of this.rows) paintBar(row.bar, state.bars[id]);
     if (changed.has("nodes")) this.arrange();
     if (this.shown && !state.nodes[this.shown]) this.back();
-    if (this.shown && (changed.has("nodes") || changed.has("measures"))) this.drawNode();
+    if (this.shown && ["nodes", "measures", "bars", "tick"].some((each) => changed.has(each))) this.drawNode();
   }
 
   drawRow(node, measure) {
@@ -78,17 +86,17 @@ export class Nodes {
         row.badge.replaceWith((row.badge = badge(node.health)));
       }
       setText(row.name, node.hostname);
-      setText(row.state, node.health === "ok" ? roleText(node) : (node.wrong[0] ?? node.brief));
       setText(row.hidden, `, ${WORDS[node.health]}`);
       setText(row.path, node.path === null ? "" : pathText(node));
     }
-    setText(row.figure, node.path === "self" ? "" : isSilent(measure) ? "no answer" : rttText(measure?.rtt_ms) || "–");
+    setText(row.state, stateText(node));
+    setText(row.figure, node.path === "self" || node.health === "paused" ? "" : isSilent(measure) ? "no answer" : rttText(measure?.rtt_ms) || "–");
     setText(row.loss, isSilent(measure) ? "" : lossText(measure?.loss));
   }
 
   arrange() {
     if (!this.state) return;
-    const isWanted = (row) => (this.only === "all" || row.node.health !== "ok") && row.text.includes(this.words);
+    const isWanted = (row) => (this.only === "all" || needsALook(row.node)) && row.text.includes(this.words);
     const rows = [...this.rows.values()].filter(isWanted).sort(byTrouble);
     const order = rows.map((row) => row.node.node_id);
     byId("node-list-empty").hidden = order.length > 0;
@@ -120,7 +128,7 @@ export class Nodes {
     this.onSelect(id);
     this.drawNode();
     this.fetchDetails();
-    const panel = byId("nodes-panel");
+    const panel = byId("nodes-card");
     panel.focus({ preventScroll: true });
     if (scroll) panel.scrollIntoView({ block: "nearest", behavior: reducedMotion() ? "auto" : "smooth" });
   }
@@ -131,7 +139,7 @@ export class Nodes {
     byId("node-list-view").hidden = false;
     byId("node-view").hidden = true;
     this.onSelect(null);
-    (this.rows.get(id)?.button ?? byId("nodes-panel")).focus({ preventScroll: true });
+    (this.rows.get(id)?.button ?? byId("nodes-card")).focus({ preventScroll: true });
   }
 
   async fetchDetails() {
@@ -159,7 +167,9 @@ export class Nodes {
   drawNode() {
     const node = this.state.nodes[this.shown];
     const measure = this.state.measures[this.shown];
-    const drawn = JSON.stringify([node, measure, this.details]);
+    const bar = this.state.bars[this.shown];
+    const how = node.health === "paused" ? silenceText(node) : `${node.since ? `${agoText(node.since)} · ` : ""}${node.brief}`;
+    const drawn = JSON.stringify([node, measure, bar, how, this.copied, this.details]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const view = byId("node-view");
@@ -168,8 +178,12 @@ export class Nodes {
       h("div", { class: "node-head" },
         h("button", { type: "button", class: "back", onclick: () => this.back() }, "← All nodes"),
         h("h2", {}, badge(node.health), node.hostname),
-        h("p", { class: "muted" }, `${WORDS[node.health]}${node.since ? `, ${agoText(node.since)}` : ""} · ${node.brief}`)),
-      ...(node.wrong.length ? [h("ul", { class: "wrong" }, node.wrong.map((text) => h("li", { class: node.health }, text)))] : []),
+        h("p", { class: "muted" }, `${WORDS[node.health]}, ${how}`)),
+      ...(node.wrong.length ? [h("ul", { class: "wrong" }, node.wrong.map((text) => h("li", { class: node.health }, prose(text))))] : []),
+      ...(node.path === "self" ? [] : [h("h3", {}, "From the head"), this.commands(node)]),
+      h("h3", {}, "The last 24 hours"),
+      dayBar(bar, "tall"),
+      h("p", { class: "muted small" }, barText(bar)),
       facts(node, measure),
       h("h3", {}, "Round trip from the head"),
       h("div", { class: "chart small", id: "node-rtt" }),
@@ -197,7 +211,26 @@ export class Nodes {
       badge(conditionKind(each)),
       h("div", {}, h("strong", {}, each.type), h("span", { class: "hidden" }, `: ${each.status}`), " ",
         h("span", { class: "muted" }, each.since ? agoText(each.since) : ""),
-        h("p", {}, `${each.reason}: ${each.message}`)))));
+        h("p", {}, prose(`${each.reason}: ${each.message}`))))));
+  }
+
+  // Ready to be copied: into a terminal there.
+  commands(node) {
+    const found = [`ssh ${node.hostname}.${DOMAIN}`, `edgelink ping ${node.hostname}`];
+    if (node.node_rank !== null) found.push(`sudo edgelink logs --ray ${node.hostname}`);
+    return h("ul", { class: "commands" }, found.map((command) => h("li", {},
+      h("code", {}, command),
+      h("button", { type: "button", "aria-label": `Copy: ${command}`, onclick: () => this.copy(command) }, this.copied === command ? "Copied" : "Copy"))));
+  }
+
+  async copy(command) {
+    await intoClipboard(command);
+    this.copied = command;
+    this.drawNode();
+    setTimeout(() => {
+      this.copied = null;
+      if (this.shown) this.drawNode();
+    }, COPIED_MS);
   }
 
   history() {
@@ -205,18 +238,39 @@ export class Nodes {
     if (!found.length) return h("p", { class: "empty" }, "Nothing since the head’s daemon started.");
     return h("ol", { class: "history" }, found.map((each) => h("li", {},
       timeElement(each.at), badge(conditionKind(each)),
-      h("span", {}, h("strong", {}, each.type), ` ${each.reason}: ${each.message}`))));
+      h("span", {}, h("strong", {}, each.type), " ", prose(`${each.reason}: ${each.message}`)))));
   }
 }
 
 function makeRow(id) {
-  const row = { badge: badge("ok"), name: h("strong"), hidden: h("span", { class: "hidden" }), state: h("span", { class: "state" }), path: h("span", { class: "path" }), figure: h("span", { class: "rtt" }), loss: h("span", { class: "loss" }) };
+  const row = { badge: badge("ok"), name: h("strong"), hidden: h("span", { class: "hidden" }), state: h("span", { class: "state" }), bar: dayBar(), path: h("span", { class: "path" }), figure: h("span", { class: "rtt" }), loss: h("span", { class: "loss" }) };
   row.button = h("button", { type: "button", dataset: { id } },
     row.badge,
     h("span", { class: "who" }, h("span", { class: "name" }, row.name, row.hidden), row.state),
-    h("span", { class: "way" }, row.figure, row.loss, row.path));
+    h("span", { class: "way" }, row.figure, row.loss, row.path),
+    row.bar);
   row.item = h("li", {}, row.button);
   return row;
+}
+
+function stateText(node) {
+  if (node.health === "ok") return roleText(node);
+  if (node.health === "paused") return silenceText(node);
+  return node.health === "coming" ? node.brief : (node.wrong[0] ?? node.brief).replaceAll("`", "");
+}
+
+// Also where the page is not served by a secure name: there browsers have no clipboard for scripts.
+async function intoClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = h("textarea", { class: "hidden" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
 }
 
 function byTrouble(a, b) {
@@ -234,7 +288,7 @@ function roleText(node) {
 }
 
 function facts(node, measure) {
-  const isInRay = node.health === "ok" || node.health === "warning";
+  const isInRay = ["ok", "warning", "paused"].includes(node.health);
   const versions = Object.entries(node.versions).filter(([, version]) => version).map((each) => each.join(" "));
   const rows = [
     ["Overlay address", node.overlay_ip],

@@ -1,7 +1,8 @@
 // Training, placement, traffic, events.
 
-import { byId, h, badge, setText, agoText, bytesText, clockText, nowText, numberText, plural, timeElement, whenText } from "./dom.js";
+import { byId, h, badge, prose, setText, agoText, bytesText, clockText, figureName, nowText, numberText, plural, spanText, timeElement, whenText } from "./dom.js";
 import { drawChart } from "./charts.js";
+import { leftSeconds, stepText } from "./summary.js";
 
 const MOST_EVENTS = 120;
 const MOST_LINKS = 8;
@@ -26,11 +27,20 @@ export class Panels {
   draw(state, changed) {
     this.state = state;
     if (changed.has("run")) this.drawRun();
-    if (changed.has("points") || changed.has("run")) this.drawCurve();
+    if (["points", "run", "outages"].some((each) => changed.has(each))) this.drawCurve();
     if (changed.has("nodes")) this.drawPlacement();
-    if (changed.has("traffic")) this.drawTraffic();
+    if (changed.has("traffic") || changed.has("outages")) this.drawTraffic();
     if (changed.has("measures") || changed.has("nodes")) this.drawLinks();
     if (changed.has("events")) this.drawEvents(changed.has("all"));
+    if (changed.has("events") || changed.has("outages")) this.markEvents();
+  }
+
+  // When a node was silent, or still is.
+  outages() {
+    return Object.values(this.state.outages).map(({ hostname, kind, since, until }) => {
+      const [from, to] = [Date.parse(since), until === null ? Date.now() : Date.parse(until)];
+      return { kind, from, to, text: `${hostname} silent ${until === null ? "since " : ""}${until === null ? clockText(from) : `for ${spanText((to - from) / 1000)}`}` };
+    });
   }
 
   drawRun() {
@@ -40,14 +50,17 @@ export class Panels {
       return;
     }
     const last = run.attempts.at(-1);
-    const step = last?.step ? `step ${last.step}` : "";
+    const step = run.step === null ? (last?.step ? `step ${last.step}` : "") : `step ${stepText(run.step)}${run.total_steps === null ? "" : ` of ${stepText(run.total_steps)}`}`;
+    const seconds = run.in_progress ? leftSeconds(run) : null;
+    const left = seconds === null ? "" : `about ${spanText(seconds)} left`;
     const number = last && last.number > 1 ? `attempt ${last.number}` : "";
     const isBad = !run.in_progress && last && last.exit_status !== 0;
     const how = run.in_progress ? "runs" : last?.exit_status === null || !last ? "ended" : last.exit_status === 0 ? "done" : `ended with status ${last.exit_status}`;
     const since = last ? (run.in_progress ? `started ${agoText(last.started_at)}` : last.ended_at ? agoText(last.ended_at) : "") : "";
     byId("run").replaceChildren(
       h("p", { class: "run" }, badge(run.in_progress ? "ok" : isBad ? "trouble" : "info"), h("strong", {}, run.command.split("/").at(-1)),
-        h("span", { class: "muted" }, [how, step, number, since].filter(Boolean).join(" · "))),
+        h("span", { class: "muted" }, [how, step, left, number, since].filter(Boolean).join(" · "))),
+      ...(run.in_progress && run.total_steps && run.step !== null ? [h("progress", { max: run.total_steps, value: Math.min(run.step, run.total_steps), "aria-label": "Steps that are done" })] : []),
       ...(isBad && last.what_followed ? [h("p", { class: "muted" }, last.what_followed)] : []),
     );
   }
@@ -60,17 +73,20 @@ export class Panels {
     if ([...this.metric.options].map((each) => each.value).join() !== names.join()) {
       this.metric.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
     }
-    const chosen = names.includes(this.chosen) ? this.chosen : (names.find((name) => /return|reward/.test(name)) ?? names[0]);
+    const chosen = names.includes(this.chosen) ? this.chosen : figureName(names);
     if (chosen) this.metric.value = chosen;
     // Not every step has every figure: an update in which no episode ended has no return, and is no gap.
-    const own = points.filter((point) => point.run_id === run?.run_id && chosen in point.values).map((point) => [point.step, point.values[chosen]]);
+    const own = points.filter((point) => point.run_id === run?.run_id && chosen in point.values).map((point) => [Date.parse(point.at), point.values[chosen], `step ${stepText(point.step)}`]);
     const box = byId("curve");
     box.hidden = !run;
     if (!run) return;
     drawChart(box, [{ name: chosen ?? "", class: "first", points: own }], {
-      xText: (step) => numberText(step),
+      xText: clockText,
       yText: numberText,
-      label: `${chosen ?? "training curve"} by step`,
+      isTime: true,
+      bands: this.outages(),
+      until: run.in_progress ? Date.now() : undefined,
+      label: `${chosen ?? "training curve"} by time, and when nodes were silent`,
       empty: "The driver has told no figures: it may write them to the file that EDGELINK_METRICS_FILE names.",
     });
   }
@@ -105,7 +121,8 @@ export class Panels {
       xText: clockText,
       yText: (bits) => bytesText(bits, "bit/s"),
       isTime: true,
-      label: "What the overlay carries to and from the head",
+      bands: this.outages(),
+      label: "What the overlay carries to and from the head, and when nodes were silent",
       fromZero: true,
       isArea: true,
       empty: "Not measured yet.",
@@ -143,21 +160,47 @@ export class Panels {
     box.hidden = found.length === 0;
     if (isFirst) box.replaceChildren();
     const newest = Number(box.firstElementChild?.dataset.n ?? -1);
-    box.prepend(...found.filter((event) => event.n > newest).map((event) => this.event(event)));
+    for (const event of found.filter((each) => each.n > newest).reverse()) {
+      const before = box.firstElementChild;
+      const isMore = event.what === "path" && before?.dataset.path === event.node_id; // one that flaps fills one line
+      const count = isMore ? Number(before.dataset.count) + 1 : 1;
+      if (isMore) before.remove();
+      box.prepend(this.event(event, count));
+    }
     while (box.childElementCount > MOST_EVENTS) box.lastElementChild.remove();
+    setText(byId("zone"), `local time, ${zoneText()}`);
   }
 
-  event(event) {
-    const text = event.node_id === null ? h("span", {}, event.text)
-      : h("button", { type: "button", onclick: () => this.onSelect(event.node_id) }, event.text);
-    return h("li", { dataset: { n: event.n }, class: event.severity },
-      timeElement(event.at), badge(event.severity), h("div", {}, text, event.detail ? h("p", { class: "muted" }, event.detail) : null));
+  event(event, count) {
+    const text = count > 1 ? `${event.text} (${count} changes)` : event.text;
+    const named = event.node_id === null ? h("span", {}, prose(text))
+      : h("button", { type: "button", onclick: () => this.onSelect(event.node_id) }, prose(text));
+    return h("li", { dataset: { n: event.n, at: Date.parse(event.at), count, path: event.what === "path" ? event.node_id : "" }, class: event.severity },
+      timeElement(event.at), badge(event.severity), h("div", {}, named, event.detail ? h("p", { class: "muted" }, prose(event.detail)) : null));
+  }
+
+  // A stripe beside what happened while a node was silent.
+  markEvents() {
+    const outages = this.outages();
+    for (const item of byId("events").children) {
+      const during = outages.find(({ from, to }) => item.dataset.at >= from && item.dataset.at <= to + 999); // outages are told in seconds
+      if (during) item.dataset.during = during.kind;
+      else delete item.dataset.during;
+      item.title = during?.text ?? "";
+    }
   }
 
   drawTimes() {
     this.drawRun();
     for (const time of document.querySelectorAll("time")) setText(time, whenText(time.dateTime));
   }
+}
+
+// UTC+1, UTC−3:30
+function zoneText() {
+  const minutes = -new Date().getTimezoneOffset();
+  const [hours, rest] = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+  return `UTC${minutes < 0 ? "−" : "+"}${hours}${rest ? `:${String(rest).padStart(2, "0")}` : ""}`;
 }
 
 const carried = (total, now) => h("td", {}, h("span", { class: "now" }, nowText(now)), h("span", { class: "total" }, total ?? "–"));
