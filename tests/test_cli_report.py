@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli import report
 from edgelink.cli.report import Others, command
 from edgelink.config import Paths
-from edgelink.errors import UsageError
+from edgelink.errors import EdgelinkError, UsageError
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.roles import report as report_of_node
@@ -129,6 +130,34 @@ def test_a_file_in_place_of_rays_session_is_no_harm(node: tuple[Paths, dict[str,
     (tmp_path / "ray2" / "sessions").mkdir(parents=True)
     (tmp_path / "ray2" / "sessions" / "session_latest").write_text("no directory")
     assert "about.json" in collect(node[0], timedelta(hours=1), NOW, ray_temp=tmp_path / "ray2")
+
+
+def test_the_story_is_told_of_the_recorder(
+    node: tuple[Paths, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the terminal, without secrets; no file is made. Without a record there is none."""
+    paths, secrets = node
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(paths.state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(paths.runtime))
+    monkeypatch.chdir(tmp_path)
+    now = datetime.now(UTC)
+    change = {"what": "node", "node": "edge-1", "health": "away", "why": f"said {secrets['network secret']}"}
+    lines = [
+        {"at": (now - timedelta(hours=2)).isoformat(), "what": "nodes", "health": {"ok": ["edge-1", "cloud"]}},
+        {"at": (now - timedelta(hours=1)).isoformat(), "since": (now - timedelta(hours=1)).isoformat()} | change,
+    ]
+    (paths.recorder / "node" / "flight.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = sorted(tmp_path.iterdir())
+    done = CliRunner().invoke(command, ["--story"], standalone_mode=False)
+    assert done.exception is None
+    assert "edge-1 is away since then: said ***" in done.output
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(UsageError):
+        command.main(["--story", "--json"], standalone_mode=False)
+    shutil.rmtree(paths.recorder)
+    with pytest.raises(EdgelinkError) as refused:
+        command.main(["--story"], standalone_mode=False)
+    assert refused.value.condition_reason == "NoLog"
 
 
 def test_secrets_are_learnt_from_our_own_files_only(node: tuple[Paths, dict[str, str]], tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import json
 import os
 import platform
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +28,16 @@ from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import write_named
 from edgelink.registry.membership import Membership
-from edgelink.roles.report import collect, mask
+from edgelink.roles.recorder import noted
+from edgelink.roles.report import collect, hide_secrets, mask
+from edgelink.roles.story import KINDS, story
+from edgelink.wording import printable
 
 _HOST_CHARACTERS = 32  # so that the name of the file fits a terminal
 _ASKED = {"status": "/status", "ways": "/paths"}
 
 
+_HOUR_S, _NIGHT_S = 3600.0, 12 * 3600.0
 _MOST_OF_OTHERS_S = 7 * 86400.0  # of what they recorded; nothing is kept for longer
 
 
@@ -55,20 +59,30 @@ class Answers(NamedTuple):
 
 @click.command("report")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="the file to write")
-@click.option("--since", "since_s", type=Ago(), default="1h", show_default=True, help="of the flight recorder")
+@click.option("--since", "since_s", type=Ago(), help="of the flight recorder: by default 1h, with --story 12h")
 @click.option("--all", "is_all", is_flag=True, help="of all nodes; on the head")
+@click.option("--story", "is_story", is_flag=True, help="tell the last night in ten lines; write no file")
 @json_option
 @config_option
-def command(*, output: Path | None, since_s: float, is_all: bool, as_json: bool, config_path: Path | None) -> None:
+def command(
+    *, output: Path | None, since_s: float | None, is_all: bool, is_story: bool, as_json: bool, config_path: Path | None
+) -> None:
     """Collect conditions, flight recorder, logs and versions of this node in one file.
 
     Secrets are masked. It works without a daemon, too. Look into the file before you hand it on: it holds hostnames and
     addresses.
     """
+    if is_story and (output is not None or is_all or as_json):
+        raise UsageError("--story prints text about this node, and goes with --since only")
     paths = Paths.from_environment()
     if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
         raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
     now = SystemClock().now()
+    if is_story:
+        for line in _stories(paths, now - timedelta(seconds=_NIGHT_S if since_s is None else since_s), now):
+            click.echo(line)
+        return
+    since_s = _HOUR_S if since_s is None else since_s
     answers = _answers(paths)
     files = collect(
         paths,
@@ -96,6 +110,24 @@ def command(*, output: Path | None, since_s: float, is_all: bool, as_json: bool,
         click.echo(json.dumps(told, indent=2))
         return
     click.echo(made_in_words(output, f"{len(files)} files, {output.stat().st_size // 1024} KiB", columns()))
+
+
+def _stories(paths: Paths, since: datetime, now: datetime) -> Iterator[str]:
+    """Of each daemon of this machine, secrets masked."""
+    hide_secrets(paths)
+    hostname = _enrolled_as(paths) or platform.node()
+    recorders = sorted(each for each in paths.recorder.glob("*") if each.is_dir())
+    if not recorders:
+        raise EdgelinkError(
+            "no daemon has recorded anything here", hint="`edgelink status` says what runs", reason="NoLog"
+        )
+    for recorder in recorders:
+        entries = map(_masked, noted(recorder, since, KINDS))  # before a line is cut, and half a secret left
+        yield from map(printable, story(entries, since, now, hostname))
+
+
+def _masked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: mask(value) if isinstance(value, str) else value for name, value in entry.items()}
 
 
 def made_in_words(output: Path, what: str, width: int) -> str:
