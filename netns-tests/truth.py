@@ -86,6 +86,7 @@ def called_well(lab: Lab, members: Iterable[str]) -> dict[str, set[str]]:
         "status": everybody if any(c["reason"] == "AllAlive" for c in conditions) else set(),
         "wait": says_all("edgelink", "wait", "--for", f"nodes={len(rows) or 1}", "--timeout", "1s"),
         "metrics": set(_ALIVE.findall(metrics)),
+        "page": {row["hostname"] for row in _page(lab).values() if row["health"] in ("ok", "warning")},
         "doctor": everybody if [check["verdict"] for check in checks] == ["ok"] else set(),
     }
 
@@ -106,6 +107,20 @@ def _ask(lab: Lab, *argv: str) -> subprocess.CompletedProcess[str]:
         return lab.exec(CLOUD, argv, capture=True, timeout_s=_VIEW_S)
     except DeadlineError:
         return subprocess.CompletedProcess(argv, 124, "", "")
+
+
+def _page(lab: Lab) -> Mapping[str, Mapping[str, Any]]:
+    """The rows of the head's web page, as it shows them to a browser that comes now; empty where it shows none."""
+    page, _, secret = _answer(lab, "dashboard").get("url", "").partition("#link=")
+    asked = (
+        'jar=$(mktemp); curl -sS -c $jar --json "{\\"link\\": \\"$1\\"}" $0api/login >/dev/null;'
+        "curl -sSN -b $jar --max-time 2 $0api/events | grep -m1 ^data:; rm $jar"
+    )
+    with suppress(json.JSONDecodeError):
+        shown = _ask(lab, "sh", "-c", asked, page, secret).stdout.partition("data: ")[2]
+        found: Mapping[str, Mapping[str, Any]] = json.loads(shown)["nodes"]
+        return found
+    return {}
 
 
 def _answer(lab: Lab, *argv: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from edgelink.conditions import Status
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.facts.board import Table
+from edgelink.ray_cluster.pause import Pause
 from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
 from edgelink.roles.dashboard import Dashboard, device_counters
 from edgelink.roles.dashboard_view import health, placed_by_rank
@@ -178,6 +179,27 @@ async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: 
     assert "pings" in world.rows["edge-1"]["wrong"][-1]
     assert await health_after("." * 36) == ("ok", 0.0)
     assert await health_after("xxxxx.") == ("ok", 0.0)
+
+
+def test_a_paused_node_counts_down_on_the_page(world: World) -> None:
+    """From one moment to another, so that its row is not another one at each look; and all is well once it answers."""
+    now, now_s = world.clock.now(), world.clock.monotonic_s()
+    give(world.node.board, paused={EDGE_1.node_id: Pause(now_s - 130.0, "echo")})
+    world.dashboard.look()
+    row = world.rows["edge-1"]
+    assert row["health"] == "paused"
+    assert datetime.fromisoformat(row["silent_since"]) == (now - timedelta(seconds=130)).replace(microsecond=0)
+    assert datetime.fromisoformat(row["given_up_at"]) > now
+    world.dashboard.look()
+    assert world.rows["edge-1"] == row
+    newest = world.dashboard.feed.newest
+    assert newest is not None
+    assert newest["head"]["alive"] == 1
+    assert [(each["hostname"], each["until"]) for each in newest["outages"].values()] == [("edge-1", None)]
+    give(world.node.board, paused={})
+    assert world.events == ["edge-1 is paused", "edge-1 is back after 2m10s"]
+    assert world.rows["edge-1"]["health"] == "ok"
+    assert all(each["until"] for each in world.dashboard.history.timeline.outages.values())
 
 
 def test_what_happens_is_recorded_for_the_next_daemon(world: World, tmp_path: Path) -> None:

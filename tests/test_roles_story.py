@@ -53,7 +53,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
         ([ALL], ["Nothing happened that matters.", "In the end all 3 nodes work."]),
         (
             [ALL, becomes("20:49", "edge-2", "paused", since="20:48"), becomes("20:58", "edge-2", "ok")],
-            ["20:48  edge-2 was silent for 10 min; Ray went on with it.", "In the end all 3 nodes work."],
+            ["20:48  edge-2 was silent for 10m00s; Ray went on with it.", "In the end all 3 nodes work."],
         ),
         (  # one silence, whatever became of it
             [ALL, becomes("20:48", "edge-2", "paused"), becomes("20:58", "edge-2", "away", "offline")],
@@ -61,12 +61,12 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
         ),
         (  # it came back while no daemon looked
             [ALL, becomes("20:48", "edge-2", "away"), nodes("21:00", ok="cloud edge-1 edge-2")],
-            ["20:48  edge-2 was away for 12 min.", "In the end all 3 nodes work."],
+            ["20:48  edge-2 was away for 12m00s.", "In the end all 3 nodes work."],
         ),
         (
             [ALL, run("22:00"), run("01:00", ended=True, exit_status=0), run("02:00")],
             [
-                "01:00  train.py ended after 3 h.",
+                "01:00  train.py ended after 3h00m.",
                 "02:00  train.py was started, and runs.",
                 "In the end all 3 nodes work.",
             ],
@@ -74,7 +74,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
         (
             [ALL, run("22:00"), run("22:03", ended=True, exit_status=1, why="edge-1 was lost; run again")],
             [
-                "22:03  train.py failed with status 1 after 3 min; edge-1 was lost; run again.",
+                "22:03  train.py failed with status 1 after 3m00s; edge-1 was lost; run again.",
                 "In the end all 3 nodes work.",
             ],
         ),
@@ -98,7 +98,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
                 condition("03:14", "RayJoined", "True"),
                 line("03:15", "sample", phase="Ready"),
             ],
-            ["03:10  cloud was not in Ray for 4 min (OverlayDown).", "In the end cloud was Ready."],
+            ["03:10  cloud was not in Ray for 4m00s (OverlayDown).", "In the end cloud was Ready."],
         ),
         (
             [
@@ -108,7 +108,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
                 line("21:00", "started", pid=2),
                 line("21:01", "sample", phase="Starting"),
             ],
-            ["20:30  this machine, or its daemon, was off for 30 min.", "In the end cloud was Starting."],
+            ["20:30  this machine, or its daemon, was off for 30m00s.", "In the end cloud was Starting."],
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_bad_night_has_ten_lines_as_well() -> None:
     ]
     lines = told(ALL, *flaps[:4], run("21:50"), run("21:55", ended=True, exit_status=1), *flaps[4:])
     assert len(lines) <= 10
-    assert "21:10  edge-1 was silent 6 times, 18 min in all, 5 min at most." in lines
+    assert "21:10  edge-1 was silent 6 times, 18m00s in all, 5m00s at most." in lines
     many = [
         entry
         for number in range(30)

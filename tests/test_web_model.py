@@ -247,7 +247,7 @@ def test_what_was_recorded_is_known_after_a_restart(tmp_path: Path) -> None:
     assert {name: bar["marks"] for name, bar in history.timeline.bars.items()} == {"cloud": "oooo o", "edge-1": "oopo"}
     assert [(event["text"], event["detail"]) for event in history.events] == [
         ("edge-1 is paused", "w"),
-        ("edge-1 is back after 2 min 10 s", ""),
+        ("edge-1 is back after 2m10s", ""),
         ("train.py ended with status 1", "edge-1 was lost"),
     ]
     [outage] = history.timeline.outages.values()

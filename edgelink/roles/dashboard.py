@@ -31,6 +31,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.roles.dashboard_view import View
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.roles.nodes import Nodes
+from edgelink.roles.pauses import Pausing
 from edgelink.roles.ray_commands import RayAccess, require_ray_user
 from edgelink.roles.recorder import noted
 from edgelink.roles.runs import Runs
@@ -94,6 +95,7 @@ class Dashboard:
         self._failure: str | None = None  # why nobody can ask for the page
         node.board.read(RegistrysWord, "web page", self.wakeup)
         node.board.read(Observed, "web page", self.wakeup)
+        node.board.read(Pausing, "web page", self.wakeup)
         runs.watch(self.wakeup)
 
     def routes(self) -> Iterator[Route]:

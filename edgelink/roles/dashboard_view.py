@@ -119,6 +119,7 @@ class View:
             brief = "takes no part in the run" if online else "offline"
         return {
             "node_rank": None,
+            "state": "off" if status is not None and status.is_stopped else None,
             "online": online,
             "ready": online,
             "phase": status.phase if status is not None and status.online else None,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from edgelink.api.metrics import Sample
@@ -14,7 +13,6 @@ from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.part import run_part
 from edgelink.ray_cluster.firewall import RAY_TABLE
-from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind
@@ -26,7 +24,7 @@ from edgelink.roles.heard import heard_route
 from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
-from edgelink.roles.pauses import Pauses
+from edgelink.roles.pauses import Pauses, Pausing
 from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.run_requests import RunRequests
@@ -43,13 +41,6 @@ def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
     Who is only missing from the directory may be a healthy member that a registry from an older backup does not know.
     """
     return set() if state is None else set(members).intersection(state.revoked)
-
-
-@dataclass(frozen=True)
-class Pausing:
-    """Who does not answer, and is no less alive in Ray for it."""
-
-    paused: Mapping[str, Pause]
 
 
 class NodeNews:

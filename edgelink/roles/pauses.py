@@ -30,6 +30,13 @@ log = get_logger("runs")
 
 
 @dataclass(frozen=True)
+class Pausing:
+    """Who does not answer, and is no less alive in Ray for it."""
+
+    paused: Mapping[str, Pause]
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the part itself has seen.
 

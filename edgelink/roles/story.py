@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 
 from edgelink.conditions import Status
-from edgelink.duration import roughly
+from edgelink.duration import brief
 
 KINDS = ("nodes", "node", "run", "condition")  # of the recorder's lines
 _MOST = 8  # between the first line and the last
@@ -110,7 +110,7 @@ class _Telling:
         if at - self.last < _RESTARTED:
             self.past.append(Incident(self.last, at, 1, _RESTART, _RESTART))
         else:
-            lasted = roughly((at - self.last).total_seconds())
+            lasted = brief((at - self.last).total_seconds())
             self.past.append(Incident(self.last, at, 3, _OFF, f"{_OFF} for {lasted}"))
 
     def _node(self, name: str, health: str, at: datetime, why: str) -> None:
@@ -131,7 +131,7 @@ class _Telling:
             self.runs[key] = at
             return
         since, status = self.runs.pop(key, None), entry["exit_status"]
-        lasted = "" if since is None else f" after {roughly((at - since).total_seconds())}"
+        lasted = "" if since is None else f" after {brief((at - since).total_seconds())}"
         how = "ended" if status in (None, 0) else f"failed with status {status}"
         why = f"; {entry['why']}" if entry["why"] else ""
         weight = 2 if status == 0 else 4
@@ -153,7 +153,7 @@ class _Telling:
 
     def _own(self, kind: str, since: datetime, until: datetime, reason: str) -> Incident:
         about = f"{self.hostname} {_OWN[kind]}"
-        lasted = roughly((until - since).total_seconds())
+        lasted = brief((until - since).total_seconds())
         return Incident(since, until, 3, about, f"{about} for {lasted} ({reason})")
 
     def incidents(self, now: datetime) -> list[Incident]:
@@ -185,7 +185,7 @@ def _of_node(name: str, health: str, since: datetime, until: datetime | None, wh
     if until is None:
         return Incident(since, None, weight + 1, f"{name} {was}", f"{name} {still} since then{because}")
     return Incident(
-        since, until, weight, f"{name} {was}", f"{name} {was} for {roughly((until - since).total_seconds())}{because}"
+        since, until, weight, f"{name} {was}", f"{name} {was} for {brief((until - since).total_seconds())}{because}"
     )
 
 
@@ -213,7 +213,7 @@ def _together(often: list[Incident], now: datetime) -> Incident:
     lasted = [_lasted(each, now) for each in often]
     text = f"{often[0].about} {len(often)} times"
     if longest := max(lasted):
-        text += f", {roughly(sum(lasted))} in all, {roughly(longest)} at most"
+        text += f", {brief(sum(lasted))} in all, {brief(longest)} at most"
     return Incident(often[0].at, often[-1].until, max(each.weight for each in often), f"{often[0].about} often", text)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from edgelink.api.web.model import Event, Health, NodeRow, Point, Severity, TrafficSample
 from edgelink.api.web.timeline import MOST_STEPS, STEP_S, Timeline
 from edgelink.conditions import Status
-from edgelink.duration import roughly
+from edgelink.duration import brief
 from edgelink.registry.payloads import ConditionReport
 
 MOST_EVENTS = 500
@@ -132,7 +132,7 @@ class History:
             return
         severity, words = _HEALTH_WORDS[health]
         if was in ("paused", "away") and health in ("ok", "warning") and change["lasted_s"]:
-            words = f"is back after {roughly(change['lasted_s'])}"
+            words = f"is back after {brief(change['lasted_s'])}"
         self.event(at, severity, "node", f"{change['node']} {words}", node_id=change["node_id"], detail=change["why"])
 
     def run_changed(self, at: datetime, change: RunChange) -> None:
