@@ -19,7 +19,7 @@ from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
 
 from edgelink.api.server import Caller
 from edgelink.api.web.history import RECORDED, History
-from edgelink.conditions import Status
+from edgelink.conditions import Phase, Status
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.facts.board import Table
@@ -74,6 +74,7 @@ class World(Head):
         self.enrol(RELAY, CLOUD.model_copy(update={"node_id": self.node.key.node_id}), EDGE_1, EDGE_2)
         self.runs.ray_members_changed(self.members)
         self.tell(EDGE_1.node_id)
+        pretend(self.node.board, phase=Phase.READY)
         self.dashboard.look()
 
     def tell(self, node_id: str, *conditions: ConditionReport, online: bool = True) -> None:
@@ -116,6 +117,26 @@ def test_every_node_is_shown_with_how_it_is(world: World) -> None:
     assert newest is not None
     assert (newest["head"]["nodes"], newest["head"]["alive"], newest["head"]["cpus"]) == (3, 2, 4.0)
     assert set(newest["measures"][EDGE_1.node_id].values()) == {None}, "nothing was measured yet"
+
+
+def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: World) -> None:
+    """It knows the directory before it knows who is online and in Ray. Once it is ready it knows."""
+    pretend(world.node.board, phase=Phase.STARTING)
+    starting = Dashboard(world.node, world.runs, Nodes(world.node, world.runs), RayAccess())
+
+    def healths() -> list[str]:
+        starting.look()
+        assert starting.feed.newest is not None
+        return [row["health"] for row in starting.feed.newest["nodes"].values() if row["hostname"].startswith("edge")]
+
+    world.registry.statuses.clear()
+    world.runs.members = []
+    assert healths() == ["coming", "coming"]
+    world.runs.members = world.members
+    assert healths() == ["ok", "coming"]
+    pretend(world.node.board, phase=Phase.READY)
+    assert healths() == ["ok", "away"]
+    assert [event["text"] for event in starting.history.events] == ["edge-2 is away"]
 
 
 def test_what_happens_is_told(world: World) -> None:

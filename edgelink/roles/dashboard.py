@@ -23,6 +23,7 @@ from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
 from edgelink.api.web.pace import Pace
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
+from edgelink.conditions import Phase
 from edgelink.errors import EdgelinkError
 from edgelink.facts.derive import Observed
 from edgelink.log import get_logger
@@ -157,7 +158,7 @@ class Dashboard:
         for node_id, row in rows.items():
             self._judge(node_id, row, self._rows.get(node_id), now)
         conditions = self._view.conditions()
-        for change in self.history.compare(self._rows, rows, now):
+        for change in self.history.compare(self._rows, rows, now, is_starting=self._is_starting):
             self._node.recorder.note("node", **change)
         self._record_all(rows)
         names = {node_id: row["hostname"] for node_id, row in rows.items()}
@@ -179,14 +180,24 @@ class Dashboard:
             )
         )
 
+    @property
+    def _is_starting(self) -> bool:
+        """The head is, and does not know yet how the others are."""
+        return self._node.board.facts.phase is Phase.STARTING
+
     def _judge(self, node_id: str, row: NodeRow, before: NodeRow | None, now: datetime) -> None:
         """What only who has looked before can say of a node."""
-        if row["health"] != "coming":
+        is_new = before is None or before["health"] == "coming"
+        is_starting = (
+            self._node.board.facts.phase is Phase.STARTING
+        )  # then the head does not know yet how the others are
+        is_too_early = is_new and is_starting and row["health"] in ("away", "trouble")
+        now_s = self._node.clock.monotonic_s()
+        if not is_too_early and row["health"] != "coming":
             self._coming.pop(node_id, None)
-        elif (
-            self._node.clock.monotonic_s() - self._coming.setdefault(node_id, self._node.clock.monotonic_s())
-            > _COMING_S
-        ):
+        elif now_s - self._coming.setdefault(node_id, now_s) <= _COMING_S:
+            row["health"] = "coming"
+        elif row["health"] == "coming":
             row["health"] = "trouble"
         if node_id in self._lossy and row["health"] in ("ok", "warning"):
             row["health"] = "warning"

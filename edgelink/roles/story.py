@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ def story(
     """
     told = _Telling(hostname)
     for entry in entries:
-        told.take(entry, datetime.fromisoformat(entry["at"]))
+        with suppress(LookupError, TypeError, ValueError):  # another version's line
+            told.take(entry, datetime.fromisoformat(entry["at"]))
     begins = max(since, told.begins or now)
     first = (
         f"{hostname}, {_at(begins, zone, '%a %H:%M')} to {_at(now, zone, '%a %H:%M')}, as its flight recorder has it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
@@ -90,8 +91,13 @@ class History:
             )
         )
 
-    def compare(self, was: Mapping[str, NodeRow], now: Mapping[str, NodeRow], at: datetime) -> list[NodeChange]:
-        """What the rows tell. Returns which nodes are in another state."""
+    def compare(
+        self, was: Mapping[str, NodeRow], now: Mapping[str, NodeRow], at: datetime, *, is_starting: bool = False
+    ) -> list[NodeChange]:
+        """What the rows tell. Returns which nodes are in another state.
+
+        ``is_starting``: the head is, and finds out who works: that is no event.
+        """
         found = []
         for node_id, row in now.items():
             self.timeline.note(row["hostname"], row["health"], at, row["silent_since"])
@@ -111,15 +117,18 @@ class History:
                     since=row["silent_since"] or at.isoformat(timespec="seconds"),
                     why=row["wrong"][0] if row["wrong"] else "",
                 )
-                self.node_changed(at, change)
                 found.append(change)
+                if not (is_starting and change["was"] == "coming"):
+                    self.node_changed(at, change)
             if _way(before) != _way(row) and row["path"] not in (None, "self") and before["path"] is not None:
                 text = f"{row['hostname']} is reached {_way(row)}, was {_way(before)}"
                 self.event(at, "info", "path", text, node_id=node_id)
+        names = {row["hostname"] for row in now.values()}
         for node_id, row in was.items():
             if node_id not in now:
                 self.event(at, "info", "node", f"{row['hostname']} left the network")
-                self.timeline.forget(row["hostname"])
+                if row["hostname"] not in names:  # else it was enrolled anew
+                    self.timeline.forget(row["hostname"])
                 self.conditions.pop(node_id, None)
                 self._told_false = {told for told in self._told_false if told[0] != node_id}
                 self.rtts.pop(node_id, None)
@@ -149,24 +158,30 @@ class History:
         states: dict[str, Health] = {}
         step = 0
         for entry in entries:
-            at, what = datetime.fromisoformat(entry["at"]), entry["what"]
-            if what == "started":  # nobody looked since the line before it
+            at = datetime.fromisoformat(entry["at"])
+            if entry["what"] == "started":  # nobody looked since the line before it
                 states.clear()
             before, step = step, int(at.timestamp()) // STEP_S
             for passed in range(max(before + 1, step - MOST_STEPS), step + 1):
                 for name, health in states.items():
                     self.timeline.note(name, health, datetime.fromtimestamp(passed * STEP_S, UTC))
-            match what:
-                case "nodes":
-                    states = {name: health for health, names in entry["health"].items() for name in names}
-                    for name, health in states.items():
-                        self.timeline.note(name, health, at)
-                case "node":
-                    states[entry["node"]] = entry["health"]
-                    self.timeline.note(entry["node"], entry["health"], at, entry["since"])
-                    self.node_changed(at, entry)  # type: ignore[arg-type]
-                case "run":
-                    self.run_changed(at, entry)  # type: ignore[arg-type]
+            with suppress(LookupError, TypeError, ValueError):  # another version's line
+                states = self._restore(entry, at, states)
+
+    def _restore(self, entry: Mapping[str, Any], at: datetime, states: dict[str, Health]) -> dict[str, Health]:
+        """Returns how each node is after this line."""
+        match entry["what"]:
+            case "nodes":
+                states = {name: health for health, names in entry["health"].items() for name in names}
+                for name, health in states.items():
+                    self.timeline.note(name, health, at)
+            case "node":
+                self.timeline.note(entry["node"], entry["health"], at, entry["since"])
+                self.node_changed(at, entry)  # type: ignore[arg-type]
+                return states | {entry["node"]: entry["health"]}
+            case "run":
+                self.run_changed(at, entry)  # type: ignore[arg-type]
+        return states
 
     def compare_conditions(
         self, was: Conditions, now: Conditions, names: Mapping[str, str], required: Iterable[str], at: datetime

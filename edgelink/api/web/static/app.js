@@ -1,6 +1,6 @@
 // Log in, follow the head's events, and hand each change to the parts of the page.
 
-import { byId, h, badge, plural, prose, setText, silenceText, ORDER } from "./dom.js";
+import { byId, h, badge, plural, prose, setNow, setText, silenceText, ORDER } from "./dom.js";
 import { NodeMap } from "./map.js";
 import { Nodes } from "./nodes.js";
 import { Panels } from "./panels.js";
@@ -103,6 +103,7 @@ function showLogin(title, why) {
   byId("log-out").hidden = true;
   byId("ray-dashboard").hidden = true;
   setText(byId("verdict"), "");
+  setText(byId("countdown"), "");
   showLive("off", "Not logged in");
 }
 
@@ -125,6 +126,7 @@ async function follow() {
       heard();
       const answer = await fetch("api/events", { cache: "no-store", signal: ending.signal });
       if (answer.status === 401) return showLogin("Your session has ended", "");
+      setNow(answer.headers.get("Date"));
       if (!answer.ok) throw await Refusal.of(answer);
       wait = FIRST_WAIT_MS;
       await readEvents(answer.body.getReader(), heard);
@@ -243,8 +245,9 @@ function drawHead() {
 }
 
 function drawVerdict() {
-  const { kind, text } = verdictOf(state.nodes, state.head);
+  const { kind, text, more } = verdictOf(state.nodes, state.head);
   const verdict = byId("verdict");
+  setText(byId("countdown"), more);
   if (verdict.dataset.text === kind + text) return;
   verdict.dataset.text = kind + text;
   verdict.replaceChildren(badge(kind), text);

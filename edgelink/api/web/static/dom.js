@@ -26,6 +26,15 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
+// The head's time, which a browser's clock need not have.
+let aheadMs = 0;
+export const now = () => Date.now() + aheadMs;
+export const setNow = (date) => {
+  const told = Date.parse(date ?? "");
+  if (Math.abs(told - Date.now()) > 2000) aheadMs = told - Date.now();
+  else aheadMs = 0;
+};
+
 // Health of nodes and severity of events share four looks; each has a sign beside its colour.
 export const SIGNS = { ok: "✓", info: "·", warning: "!", paused: "‖", coming: "…", trouble: "✕", away: "○", off: "–" };
 export const WORDS = { ok: "works", warning: "look at it", paused: "paused", coming: "starting", trouble: "does not work", away: "away", off: "switched off" };
@@ -100,8 +109,8 @@ export function whenText(iso, now = new Date()) {
 // One that today's turn may change, and that says it all to who points at it.
 export const timeElement = (iso) => h("time", { datetime: iso, title: new Date(iso).toLocaleString() }, whenText(iso));
 
-export function agoText(iso, now = Date.now()) {
-  const seconds = Math.max(0, (now - new Date(iso).getTime()) / 1000);
+export function agoText(iso) {
+  const seconds = Math.max(0, (now() - new Date(iso).getTime()) / 1000);
   if (seconds < 10) return "just now";
   if (seconds < 90) return `${Math.round(seconds)} s ago`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
@@ -119,10 +128,10 @@ export function spanText(seconds) {
 }
 
 // Of a paused node, with what its silence leads to.
-export function silenceText(node, now = Date.now()) {
-  const silent = node.silent_since ? `no answer for ${spanText((now - Date.parse(node.silent_since)) / 1000)}` : "no answer";
+export function silenceText(node, at = now()) {
+  const silent = node.silent_since ? `no answer for ${spanText((at - Date.parse(node.silent_since)) / 1000)}` : "no answer";
   if (!node.given_up_at) return silent;
-  const left = (Date.parse(node.given_up_at) - now) / 1000;
+  const left = (Date.parse(node.given_up_at) - at) / 1000;
   return `${silent}, given up ${left > 0 ? `in ${spanText(left)}` : "at any moment"}`;
 }
 

@@ -1,6 +1,6 @@
 // Training, placement, traffic, events.
 
-import { byId, h, badge, prose, setText, agoText, bytesText, clockText, figureName, nowText, numberText, plural, spanText, timeElement, whenText } from "./dom.js";
+import { byId, h, badge, prose, setText, agoText, bytesText, clockText, figureName, now, nowText, numberText, plural, spanText, timeElement, whenText } from "./dom.js";
 import { drawChart } from "./charts.js";
 import { leftSeconds, stepText } from "./summary.js";
 
@@ -38,7 +38,7 @@ export class Panels {
   // When a node was silent, or still is.
   outages() {
     return Object.values(this.state.outages).map(({ hostname, kind, since, until }) => {
-      const [from, to] = [Date.parse(since), until === null ? Date.now() : Date.parse(until)];
+      const [from, to] = [Date.parse(since), until === null ? now() : Date.parse(until)];
       return { kind, from, to, text: `${hostname} silent ${until === null ? "since " : ""}${until === null ? clockText(from) : `for ${spanText((to - from) / 1000)}`}` };
     });
   }
@@ -85,7 +85,7 @@ export class Panels {
       yText: numberText,
       isTime: true,
       bands: this.outages(),
-      until: run.in_progress ? Date.now() : undefined,
+      until: run.in_progress ? now() : undefined,
       label: `${chosen ?? "training curve"} by time, and when nodes were silent`,
       empty: "The driver has told no figures: it may write them to the file that EDGELINK_METRICS_FILE names.",
     });

@@ -1,11 +1,11 @@
 // What the page says at its top: one sentence, and a few figures. Pure.
 
-import { NEEDS_A_LOOK, figureName, numberText, plural, silenceText, spanText } from "./dom.js";
+import { NEEDS_A_LOOK, figureName, now, numberText, plural, silenceText, spanText } from "./dom.js";
 
 const isBroken = (node) => node.health === "trouble" || node.health === "away";
 
-// All work only where each was heard of late, and none is missing.
-export function verdictOf(nodes, head, now = Date.now()) {
+// All work only where each was heard of late, and none is missing. What changes each second is not read aloud each time.
+export function verdictOf(nodes, head, at = now()) {
   const all = Object.values(nodes);
   const of = (isSo) => all.filter(isSo).length;
   const [broken, warnings, coming, off] = [of(isBroken), ...["warning", "coming", "off"].map((kind) => of((node) => node.health === kind))];
@@ -13,7 +13,7 @@ export function verdictOf(nodes, head, now = Date.now()) {
   const expected = all.length - off;
   const found = [];
   if (broken) found.push(`${broken} of ${plural(all.length, "machine")} ${broken === 1 ? "does" : "do"} not work`);
-  if (paused.length === 1) found.push(`${paused[0].hostname} is paused: ${silenceText(paused[0], now)}`);
+  if (paused.length === 1) found.push(`${paused[0].hostname} is paused`);
   else if (paused.length) found.push(`${paused.length} of ${plural(all.length, "machine")} are paused`);
   if (!found.length && coming) found.push(`${expected - coming} of ${plural(expected, "machine")} work`);
   if (!found.length) found.push(expected > 1 ? `All ${expected} machines work` : off ? "No other machine is switched on" : "Nobody else is in the network yet");
@@ -25,14 +25,14 @@ export function verdictOf(nodes, head, now = Date.now()) {
   if (more.length) text += `${broken || paused.length ? "," : ";"} ${more.join(", ")}`;
   if (head.phase !== "Ready") text += `; the head is ${head.phase.toLowerCase()}`;
   const kind = broken ? "trouble" : paused.length ? "paused" : warnings || head.phase !== "Ready" ? "warning" : coming ? "coming" : "ok";
-  return { kind, text };
+  return { kind, text, more: paused.length === 1 && !broken ? silenceText(paused[0], at) : "" };
 }
 
 export const needsALook = (node) => NEEDS_A_LOOK.includes(node.health);
 
 // Names and values of the row below it; while a run is on, of the run.
-export function figuresOf({ head, nodes, measures, run, points }, now = Date.now()) {
-  const silent = Object.values(nodes).filter((node) => node.silent_since).map((node) => now - Date.parse(node.silent_since));
+export function figuresOf({ head, nodes, measures, run, points }, at = now()) {
+  const silent = Object.values(nodes).filter((node) => node.silent_since).map((node) => at - Date.parse(node.silent_since));
   const last = silent.length ? ["Longest silence", spanText(Math.max(...silent) / 1000), ""] : ["Slowest round trip", ...slowest(measures)];
   const ready = ["Nodes ready", `${head.alive}`, ` of ${head.nodes}`];
   if (!run?.in_progress) {
