@@ -188,10 +188,7 @@ class Dashboard:
     def _judge(self, node_id: str, row: NodeRow, before: NodeRow | None, now: datetime) -> None:
         """What only who has looked before can say of a node."""
         is_new = before is None or before["health"] == "coming"
-        is_starting = (
-            self._node.board.facts.phase is Phase.STARTING
-        )  # then the head does not know yet how the others are
-        is_too_early = is_new and is_starting and row["health"] in ("away", "trouble")
+        is_too_early = is_new and self._is_starting and row["health"] in ("away", "trouble")
         now_s = self._node.clock.monotonic_s()
         if not is_too_early and row["health"] != "coming":
             self._coming.pop(node_id, None)
