@@ -695,7 +695,16 @@ def test_a_chart_of_values_that_hardly_differ_has_few_ticks(
 def test_pictures(world: MakeWorld, browser: Browser) -> None:
     """Small enough to be kept."""
     head = world(14)
-    head.do(lambda: troubled(head))
+
+    def tell() -> None:
+        head.begin_run(160)
+        now = head.clock.now()
+        head.pause("sim-1", 8, at=now - timedelta(minutes=29))
+        head.mend("sim-1", now - timedelta(minutes=24))
+        tell_of_trouble(head)
+        head.pause("sim-2", 72)
+
+    head.do(tell)
     browser.size(1280, 900)
     browser.open(head.link())
     browser.screenshot(PICTURES / "dashboard.png", height=1310)
@@ -708,7 +717,7 @@ def test_pictures(world: MakeWorld, browser: Browser) -> None:
     browser.run("scrollTo(0, 0)")
     browser.screenshot(PICTURES / "dashboard-phone.png", height=PHONE[1])
     large = world(500)
-    large.do(lambda: troubled(large))
+    large.do(lambda: tell_of_trouble(large))
     browser.size(1280, 900)
     browser.colours("dark")
     browser.open(large.link())

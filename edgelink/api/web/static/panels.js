@@ -39,7 +39,7 @@ export class Panels {
   outages() {
     return Object.values(this.state.outages).map(({ hostname, kind, since, until }) => {
       const [from, to] = [Date.parse(since), until === null ? now() : Date.parse(until)];
-      return { kind, from, to, text: `${hostname} silent ${until === null ? "since " : ""}${until === null ? clockText(from) : `for ${spanText((to - from) / 1000)}`}` };
+      return { hostname, kind, from, to, text: `${hostname} silent ${until === null ? "since " : ""}${until === null ? clockText(from) : `for ${spanText((to - from) / 1000)}`}` };
     });
   }
 
@@ -175,7 +175,7 @@ export class Panels {
     const text = count > 1 ? `${event.text} (${count} changes)` : event.text;
     const named = event.node_id === null ? h("span", {}, prose(text))
       : h("button", { type: "button", onclick: () => this.onSelect(event.node_id) }, prose(text));
-    return h("li", { dataset: { n: event.n, at: Date.parse(event.at), count, path: event.what === "path" ? event.node_id : "" }, class: event.severity },
+    return h("li", { dataset: { n: event.n, at: Date.parse(event.at), count, node: this.state.nodes[event.node_id]?.hostname ?? "", path: event.what === "path" ? event.node_id : "" }, class: event.severity },
       timeElement(event.at), badge(event.severity), h("div", {}, named, event.detail ? h("p", { class: "muted" }, prose(event.detail)) : null));
   }
 
@@ -183,7 +183,8 @@ export class Panels {
   markEvents() {
     const outages = this.outages();
     for (const item of byId("events").children) {
-      const during = outages.find(({ from, to }) => item.dataset.at >= from && item.dataset.at <= to + 999); // outages are told in seconds
+      const those = outages.filter(({ from, to }) => item.dataset.at >= from && item.dataset.at <= to + 999); // they are told in seconds
+      const during = those.find(({ hostname }) => hostname === item.dataset.node) ?? those.at(-1);
       if (during) item.dataset.during = during.kind;
       else delete item.dataset.during;
       item.title = during?.text ?? "";
