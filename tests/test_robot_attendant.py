@@ -307,7 +307,7 @@ def test_an_end_that_nobody_saw_is_a_stop(attended: Callable[..., Robots]) -> No
         assert "act" not in robots.robot.calls
         stop = tell("status")["stop"]
         assert stop["cause"] == "unknown end"
-        assert stop["time"].startswith("an unknown time after 2")
+        assert "unknown time after 2" in stop["time"]
         assert robots.attendant._events.recent()[-1]["since"] == stop
         robots.close()
         assert latched() == stop, "nobody has lifted it"
@@ -571,7 +571,7 @@ def test_who_stops_a_robot_is_told_that_the_stop_is_not_written_down_yet(
     finally:
         disk.set()
     assert told["stop"]["cause"] == "person"
-    assert told["stop_error"] == f"{run_directory() / 'one.stopped'}: its disk has not answered yet"
+    assert told["stop_error"].startswith(f"{run_directory() / 'one.stopped'}: ")
     eventually(lambda: tell("status")["stop_error"] == "")
     robots.close()
     assert latched() is not None
@@ -632,7 +632,8 @@ def test_a_stop_hook_runs_though_a_hook_before_it_cannot_be_killed(
         kill(int(began.read_text()), signal.SIGKILL)
     told = robots.attendant._events.recent()
     assert [event["status"] for event in told] == [None, 0]
-    assert told[0]["reason"] == "sh: the robot stopped: not killed, for it runs as another user"
+    assert told[0]["reason"].startswith("sh: ")
+    assert "not killed" in told[0]["reason"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(errno.EAGAIN, 0), (errno.ENOENT, None)])
@@ -843,7 +844,7 @@ def test_a_control_process_that_has_ended_is_not_waited_for() -> None:
     ended.wait()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    refused = pytest.raises(OSError, match="its control process has ended with status 0")
+    refused = pytest.raises(OSError, match="status 0")
     with ours, theirs, worker, other, refused:
         attendant_process._hear_hello(ended, ours, worker, attendant_process.Wish())
 
@@ -909,12 +910,12 @@ def test_a_directory_that_others_may_write_to_is_refused(settings: ControlSettin
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)
-    with pytest.raises(OSError, match=f"others than this user may write to {shared} \\(its mode is {mode:o}\\)"):
+    with pytest.raises(OSError, match=f"{shared} .*{mode:o}"):
         _ = replace(settings, directory=str(shared)).events_file
     assert stat.S_IMODE(shared.stat().st_mode) == mode
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    with pytest.raises(OSError, match="it is a link, or another user's"):
+    with pytest.raises(OSError, match=f"{link}.* link"):
         _ = replace(settings, directory=str(link)).events_file
 
 
@@ -987,14 +988,14 @@ def test_a_rate_that_a_robot_does_not_take_is_refused(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(control, "load_robot", lambda name: Stubborn)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, pytest.raises(ValueError, match=r"robot.rate_hz is 200, but this robot goes at 100"):
+    with ours, theirs, pytest.raises(ValueError, match=r"robot\.rate_hz .*200, .* 100"):
         control._serve(ControlSettings("x", settings=RobotSettings(rate_hz=200.0)), theirs)
 
 
 def test_a_device_that_is_not_known_is_no_device() -> None:
     """None, as of an option that was not given, is no name: all such robots would be one, and others two."""
     assert (control._device(None), control._device(""), control._device("can0")) == ("", "", "can0")
-    with pytest.raises(ValueError, match=r"its device\(\) gave 7; it is a text"):
+    with pytest.raises(ValueError, match=r"device\(\) .*7"):
         control._device(7)
 
 
@@ -1003,7 +1004,7 @@ def test_one_device_has_one_control_process(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(control, "DEVICE_TIMEOUT_S", 0.0)
     device = f"arm at {os.getpid()}"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    refused = pytest.raises(OSError, match=f"another control process commands {device}")
+    refused = pytest.raises(OSError, match=device)
     with ours, theirs:
         with control._only_one(device, ours), control._only_one(f"{device}, the other", ours), refused:
             control._only_one(device, ours)
@@ -1019,7 +1020,7 @@ def test_a_robot_that_nobody_waits_for_any_more_is_not_made() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, control._only_one(device, ours):
         theirs.close()
-        with pytest.raises(ConnectionError, match="nobody waits for the robot any more"):
+        with pytest.raises(ConnectionError, match="robot"):
             control._only_one(device, ours)
 
 

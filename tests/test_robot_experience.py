@@ -17,6 +17,7 @@ import numpy as np
 import obedient_robot
 import pytest
 from obedient_robot import SPACES
+from telling import Words
 
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -189,7 +190,7 @@ def test_a_late_report_is_no_death(robot: Robot, attached: tuple[RobotEnvironmen
     worker._link.send(b"report")  # type: ignore[union-attr]  # too late: it is not read any more
     attendant.send(b'{"report": {"events": [{"event": "died"}]}}')
     attendant.close()
-    with pytest.raises(ConnectionError, match=r"its control process has ended: \{'event': 'died'\}"):
+    with pytest.raises(ConnectionError, match=r"\{'event': 'died'\}"):
         worker.take(1, 5.0)
 
 
@@ -394,6 +395,7 @@ def test_what_begins_in_the_middle_of_an_attempt_is_not_exported(
     dataset: Dataset,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    words: Words,
 ) -> None:
     """No robot can be brought there: from the dataset, whose episodes do not say so, it would be replayed."""
     recorder = record()
@@ -405,7 +407,7 @@ def test_what_begins_in_the_middle_of_an_attempt_is_not_exported(
     assert (dataset.episodes, len(dataset.frames)) == (1, 2)
     said = capsys.readouterr()
     assert said.out.startswith("1 episodes, 2 frames in ")
-    assert said.err == "1 episodes are left out: they begin in the middle of an attempt, after a hold\n"
+    words(said.err)
 
 
 def test_recordings_of_two_robots_are_not_one_dataset(
@@ -424,7 +426,12 @@ def test_recordings_of_two_robots_are_not_one_dataset(
 
 
 def test_an_empty_file_does_not_keep_the_others_from_being_exported(
-    robot: Robot, record: Callable[[], Recorder], dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    robot: Robot,
+    record: Callable[[], Recorder],
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: Words,
 ) -> None:
     """It is named; without any other there is nothing to export."""
     empty = tmp_path / "one-0.steps"
@@ -434,9 +441,9 @@ def test_an_empty_file_does_not_keep_the_others_from_being_exported(
     recorder.close()
     assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(empty), str(recorder.path)]) == 0
     assert dataset.episodes == 1
-    assert capsys.readouterr().err == f"{empty} is left out: it is empty\n"
+    words(capsys.readouterr().err, EMPTY=empty)
     assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(empty)]) == 1
-    assert "there is nothing in any of the recordings" in capsys.readouterr().err
+    words(capsys.readouterr().err, EMPTY=empty)
 
 
 def test_spaces_are_plain_whatever_they_are_made_of() -> None:
@@ -452,11 +459,11 @@ def test_spaces_are_plain_whatever_they_are_made_of() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"observations": np.zeros((1, 2))}, "observe() gave float64 of shape (1, 2), its spaces say float32"),
-        ({"rewards": np.float32(1)}, "as rewards; it is an array of number, one a rig: 1"),
-        ({"rewards": [1.0]}, "observe() gave [1.0] as rewards"),
-        ({"terminated": np.zeros(2, np.bool_)}, "observe() gave array([False, False]) as terminated"),
-        ({"truncated": np.zeros(1)}, "observe() gave array([0.]) as truncated; it is an array of bool"),
+        ({"observations": np.zeros((1, 2))}, "float64 of shape (1, 2)"),
+        ({"rewards": np.float32(1)}, "as rewards"),
+        ({"rewards": [1.0]}, "[1.0] as rewards"),
+        ({"terminated": np.zeros(2, np.bool_)}, "array([False, False]) as terminated"),
+        ({"truncated": np.zeros(1)}, "array([0.]) as truncated"),
     ],
 )
 def test_what_a_robot_senses_is_looked_at_before_it_moves(change: dict[str, Any], message: str) -> None:
@@ -483,11 +490,8 @@ class Teller(obedient_robot.ObedientRobot):
             {"torque": 0.5, "joints": [0, 1], "3": [True, [4]], "path": "/x"},
         ),
         ({"heat": float("nan"), "far": np.asarray([np.inf, 1.0])}, {"heat": None, "far": [None, 1.0]}),
-        ("fine", {"report_error": "report() of the robot is left out: ValueError while it was written as JSON"}),
-        (
-            {"log": "x" * 100_000},
-            {"report_error": "report() of the robot is left out: 97 KiB are too many, at most 64 KiB"},
-        ),
+        ("fine", ["ValueError"]),
+        ({"log": "x" * 100_000}, ["97 KiB", "64 KiB"]),
     ],
 )
 def test_what_a_robot_reports_is_told_as_far_as_json_goes(robot: Robot, said: Any, told: Any) -> None:
@@ -497,7 +501,12 @@ def test_what_a_robot_reports_is_told_as_far_as_json_goes(robot: Robot, said: An
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         control._leave(teller, robot.block, theirs)
-        assert json.loads(ours.recv(1 << 20)) == {"report": told}
+        heard = json.loads(ours.recv(1 << 20))["report"]
+    if isinstance(told, list):  # what the error names, which comes instead
+        assert heard.keys() == {"report_error"}
+        assert all(part in heard["report_error"] for part in told)
+    else:
+        assert heard == told
     assert robot.block.words.ended
 
 
@@ -509,7 +518,7 @@ def test_observations_that_no_learner_takes_are_told_before_it_moves(shape: tupl
     spaces = Spaces(shape, kind, 2)
     sensed = obedient_robot.ObedientRobot(RobotSettings()).observe()
     seen = replace(sensed, observations=np.zeros((1, *shape), kind))
-    with pytest.raises(ValueError, match="float32 numbers in one row, or a uint8 image"):
+    with pytest.raises(ValueError, match=r"float32 .*uint8"):
         control._check_shape(seen, spaces, 1)
     image = replace(sensed, observations=np.zeros((1, 4, 4, 1), np.uint8))
     control._check_shape(image, Spaces((4, 4, 1), "uint8", 2), 1)

@@ -239,7 +239,7 @@ def test_limits_are_one_a_dimension(name: str, count: int) -> None:
     """One number for all of them would be a guess."""
     spaces = Spaces((2,), "float32", None, (-1.0,) * 3, (1.0,) * 3)
     given: Any = {name: (0.5,) * count}
-    with pytest.raises(ValueError, match=f"limits.{name} has {count} numbers, an action of this robot has 3"):
+    with pytest.raises(ValueError, match=rf"limits\.{name} .*\b{count}\b.* 3"):
         ActionLimits(Limits(**given), spaces, 100.0)
 
 
@@ -774,7 +774,7 @@ def test_it_ends_when_it_is_at_rest_and_nobody_is_left(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("limits", "rate_hz", "message"),
     [
-        (Limits(low=(-1.0, 0.0)), 100, "limits.low has 2 numbers, an action of this robot has 1"),
+        (Limits(low=(-1.0, 0.0)), 100, r"limits\.low .*2 .* 1"),
         (Limits(low=(1.0,), high=(-1.0,)), 100, "low <= high"),
         (Limits(), 10, "possible are 50 to 500"),
     ],
@@ -807,7 +807,7 @@ def test_who_resumes_a_robot_is_known(resumes: Any) -> None:
 @pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", ":X"])
 def test_a_robot_that_is_not_there_is_named(name: str) -> None:
     """With the reason."""
-    with pytest.raises(ValueError, match="cannot be loaded here"):
+    with pytest.raises(ValueError, match=f"'{name}'"):
         load_robot(name)
 
 

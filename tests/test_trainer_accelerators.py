@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from telling import Words
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import learner_worker
@@ -73,7 +74,7 @@ RAY = SimpleNamespace(put=None, get=None, exceptions=SimpleNamespace(RayError=Ke
         ),
         pytest.param("NV_GPU", (), {"CUDA_VISIBLE_DEVICES": "0,1"}, {}, id="none"),
         pytest.param("NV_GPU", SECOND, {"CUDA_VISIBLE_DEVICES": ""}, {}, id="all hidden on purpose, and yet counted"),
-        pytest.param("TPU", SECOND, {}, {}, id="of a kind that is not known"),
+        pytest.param("TPU", SECOND, {}, {}, id="of an unknown kind"),
     ],
 )
 def test_a_process_is_shown_its_own_accelerators(
@@ -192,7 +193,7 @@ def test_ray_leaves_what_a_worker_sees_alone(monkeypatch: pytest.MonkeyPatch, tm
         assert told[0]["env_vars"][f"RAY_EXPERIMENTAL_NOSET_{name}"] == "1"
 
 
-@pytest.mark.parametrize("notice", ["", "by gloo, because actor:1 learns on its CPU"])
+@pytest.mark.parametrize("notice", ["", "by gloo"])
 def test_what_slows_learners_down_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notice: str) -> None:
     """Not by each of them: all say the same."""
     learners = tuple(Slot("actor", rank, 0, "10.10.0.1", "cloud") for rank in range(2))
@@ -227,15 +228,13 @@ def test_a_learner_takes_what_is_there(wanted: str, is_there: bool, expected: st
     ("torch", "built_for"),
     [(torch_of(), "CPUs alone"), (torch_of(cuda="13.2"), "CUDA 13.2"), (torch_of(hip="6.4"), "ROCm 6.4")],
 )
-def test_an_accelerator_that_is_not_found_is_told_with_what_torch_is(torch: Any, built_for: str) -> None:
+def test_an_accelerator_that_is_not_found_is_told_with_what_torch_is(torch: Any, built_for: str, words: Words) -> None:
     """Where one is asked for, and where one is there that nobody would notice to be idle."""
-    with pytest.raises(TrainerError, match=f"is cuda, and its torch 2.9.1, built for {built_for}, finds no") as told:
+    with pytest.raises(TrainerError, match=rf"cuda.*torch 2\.9\.1, .*{built_for}") as told:
         chosen(torch, "cuda")
     assert (told.value.exit_status, "algorithm.device=auto" in told.value.hint) == (2, True)
-    assert why_unused(torch, "NV_GPU") == (
-        f"it learns on its CPU: its torch 2.9.1, built for {built_for}, finds no accelerator"
-    )
-    assert "of NVIDIA and AMD, and this is NPU" in why_unused(torch, "NPU")
+    words(why_unused(torch, "NV_GPU"))
+    words(why_unused(torch, "NPU"))
 
 
 @pytest.mark.torch
@@ -253,7 +252,7 @@ def test_a_learner_that_leaves_its_accelerator_idle_says_so(
     monkeypatch.setattr(Located, "whereabouts", lambda _self: found)
     worker = LearnerWorker(Settings(1, 1, device=device), SPACES, 1 << 20, 0, 1, Accelerators("NPU", indices))
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
-    assert worker.whereabouts().notice.startswith("it learns on its CPU: ") is is_told
+    assert ("CPU" in worker.whereabouts().notice) is is_told
 
 
 @pytest.mark.parametrize(
@@ -284,6 +283,6 @@ def test_an_accelerator_without_memory_is_told_with_what_needs_less(
             getattr(worker, method)(*arguments)
         if is_told:
             assert isinstance(told.value, TrainerError)
-            assert str(told.value).startswith(f"its accelerator has not enough memory: {str(error).splitlines()[0]}")
+            assert f": {str(error).splitlines()[0]}" in str(told.value)
             assert "algorithm.minibatch" in told.value.hint
             assert "GPU 0" not in told.value.message

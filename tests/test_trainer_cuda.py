@@ -144,7 +144,7 @@ def test_the_end_of_its_memory_is_told(torch: Any, monkeypatch: pytest.MonkeyPat
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / whole)
     try:
-        with pytest.raises(TrainerError, match=r"its accelerator has not enough memory: .*out of memory") as told:
+        with pytest.raises(TrainerError, match="out of memory") as told:
             worker.update(2, fragment(spaces, weights, 2, steps=2048))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from telling import Words
 
 from edgelink.training.trainer.learning.group import Group, Meeting, hindrance_to_nccl
 
@@ -22,23 +23,23 @@ NVIDIA, AMD, OLDER, NEWER = 1, 2, 2_021_005, 2_030_007
 
 
 @pytest.mark.parametrize(
-    ("learners", "expected"),
+    ("learners", "is_hindered"),
     [
-        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, NEWER)], "", id="one each"),
-        pytest.param([(7, AMD, NEWER), (8, AMD, NEWER)], "", id="AMD's"),
-        pytest.param([(8, NVIDIA, NEWER)] * 2, "actor:0 and actor:1 share an accelerator", id="one for both"),
-        pytest.param([(7, NVIDIA, NEWER), (0, 0, 0)], "actor:1 learns on its CPU", id="one has none"),
-        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, 0)], "the torch of actor:1 has none", id="without NCCL"),
-        pytest.param(
-            [(7, NVIDIA, NEWER), (8, NVIDIA, OLDER)], "actor:0 has NCCL 2.30.7, actor:1 NCCL 2.21.5", id="two versions"
-        ),
-        pytest.param([(7, NVIDIA, NEWER), (8, AMD, NEWER)], "actor:0 has NCCL 2.30.7, actor:1 RCCL", id="two makes"),
+        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, NEWER)], False, id="one each"),
+        pytest.param([(7, AMD, NEWER), (8, AMD, NEWER)], False, id="AMD's"),
+        pytest.param([(8, NVIDIA, NEWER)] * 2, True, id="one for both"),
+        pytest.param([(7, NVIDIA, NEWER), (0, 0, 0)], True, id="one has none"),
+        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, 0)], True, id="without NCCL"),
+        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, OLDER)], True, id="two versions"),
+        pytest.param([(7, NVIDIA, NEWER), (8, AMD, NEWER)], True, id="two makes"),
     ],
 )
-def test_nccl_asks_for_an_accelerator_each(learners: list[tuple[int, int, int]], expected: str) -> None:
+def test_nccl_asks_for_an_accelerator_each(
+    learners: list[tuple[int, int, int]], is_hindered: bool, words: Words
+) -> None:
     """It refuses two learners on one, and another version of itself, and cannot sum what lies in memory."""
-    assert hindrance_to_nccl(learners).startswith(expected)
-    assert bool(hindrance_to_nccl(learners)) == bool(expected)
+    assert bool(hindrance_to_nccl(learners)) is is_hindered
+    words(hindrance_to_nccl(learners))
 
 
 class Cards:
@@ -102,22 +103,22 @@ def test_sums_go_by_nccl_where_there_is_an_accelerator(cards: Cards, kind: str, 
 
 
 @pytest.mark.parametrize(
-    ("has_nccl", "other", "why"),
+    ("has_nccl", "other"),
     [
-        pytest.param(True, (5, NVIDIA, 0), "the torch of actor:1 has none", id="the other has none"),
-        pytest.param(False, (5, NVIDIA, NEWER), "the torch of actor:0 has none", id="this one has none"),
-        pytest.param(True, (0, 0, 0), "actor:1 learns on its CPU", id="the other is on a CPU"),
+        pytest.param(True, (5, NVIDIA, 0), id="the other has none"),
+        pytest.param(False, (5, NVIDIA, NEWER), id="this one has none"),
+        pytest.param(True, (0, 0, 0), id="the other is on a CPU"),
     ],
 )
 def test_nobody_makes_a_group_by_nccl_that_others_do_not(
-    cards: Cards, has_nccl: bool, other: tuple[int, int, int], why: str
+    cards: Cards, has_nccl: bool, other: tuple[int, int, int], words: Words
 ) -> None:
     """Those would be waited for until the time is up, half an hour later. What it costs is said."""
     cards.has_nccl = has_nccl
     group = cards.group(told_by_others=[other])
     group.close()
     assert cards.asked_for == []
-    assert group.notice == f"the learners exchange gradients by gloo, on their CPUs, and not by NCCL: {why}"
+    words(group.notice)
 
 
 def test_two_parts_of_one_card_are_one_to_nccl(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from obedient_robot import SPACES, weights
+from telling import Words
 
 from edgelink.cli import robot as robot_commands
 from edgelink.cli.robot import _told, command
@@ -275,11 +276,13 @@ def test_a_person_stops_and_resumes_it(settings: ControlSettings, start: Callabl
     assert tell(settings, "status")["resumes"] == 1
 
 
-def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[..., RobotEnvironment]) -> None:
+def test_a_person_does_it_by_command(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment], words: Words
+) -> None:
     """`edgelink robot`: without Ray, daemon and head; a robot that is not there is told with those that are."""
 
-    def by_command(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(command, [*words, "one"], standalone_mode=False, catch_exceptions=False)
+    def by_command(what: str) -> tuple[int, str]:
+        done = CliRunner().invoke(command, [what, "one"], standalone_mode=False, catch_exceptions=False)
         return int(done.return_value or 0), done.output
 
     robot = start()
@@ -288,27 +291,25 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     eventually(lambda: by_command("status")[0] == 0)
     assert by_command("status")[1].startswith(f"robot one ({OBEDIENT}): running\n  100 Hz, ")
     assert robot.hindrance() == Hindrance()
-    assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("stop")[1]
-    on = f"`edgelink robot resume one` on {socket.gethostname()} lets it go on"
-    stopped = f"robot one on {socket.gethostname()} is stopped, because of: person; {on}"
-    assert robot.hindrance() == Hindrance(stopped, needs_person=True)
+    words(by_command("stop")[1].partition("\n")[0])
+    hindrance = robot.hindrance()
+    assert hindrance.needs_person
+    words(hindrance.words, ON_HOST=f"on {socket.gethostname()}")
     assert by_command("resume")[1].startswith(f"robot one ({OBEDIENT}): running\n")
     assert robot.hindrance() == Hindrance()
-    with pytest.raises(EdgelinkError, match=r"no robot two of yours is on this machine; there is .*one"):
+    with pytest.raises(EdgelinkError, match=r"\btwo\b.*\bone\b"):
         CliRunner().invoke(command, ["status", "two"], standalone_mode=False, catch_exceptions=False)
 
-    assert "it stays stopped in other trainings, too" in by_command("stop")[1]
+    words(by_command("stop")[1].splitlines()[-1].partition(", ")[2])
     robot.close()
-    away = "no training has it, and none moves it, whatever its name is then, before `edgelink robot resume one`\n"
-    assert by_command("status")[1].endswith(away)
+    words(by_command("status")[1].rpartition("person; ")[2])
     assert by_command("status")[0] == 1
     again = start()
     again.load_policy(1, weights())
     eventually(lambda: again.policy_version == 1)
-    at_rest = ": stopped, because of: person; `edgelink robot resume` lets it go on\n"
-    eventually(lambda: at_rest in by_command("status")[1])
+    eventually(lambda: ": stopped, because of: person" in by_command("status")[1])
     assert again.notice.startswith("robot one is stopped since 2")
-    assert "because of: person; nothing moves it before `edgelink robot resume one` on " in again.notice
+    words(again.notice.partition(", ")[2], ON_HOST=f"on {socket.gethostname()}")
     assert robot.notice == ""
     waits = Hindrance(again.notice, needs_person=True)
     assert again.hindrance() == waits, "who is told at the start is not told in other words later"
@@ -316,48 +317,39 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     lines = placement_lines({Slot("env", 0, 1, "10.0.0.9", "edge"): here}, ["robot"])
     assert lines[1:] == [f"    {again.notice}"], "whoever trains is told where and why nothing moves"
     again.close()
-    assert "the next training that has it may command it" in by_command("resume")[1]
+    words(by_command("resume")[1])
     with pytest.raises(EdgelinkError, match="no robot one of yours"):
         by_command("status")
 
 
-HELD = "holds, because of: link, which is over; `edgelink robot resume one` on {host} lets it go on"
-
-
 @pytest.mark.parametrize(
-    ("state", "hindrance", "resumes", "begun_s", "said"),
+    ("state", "hindrance", "resumes", "begun_s", "is_told"),
     [
-        (State.HOLDING, Cause.NONE, "manual", 0, HELD),
-        (State.HOLDING, Cause.NONE, "automatic", 0, ""),
-        (State.HOLDING, Cause.LINK, "manual", 0, ""),
-        (
-            State.WAITING,
-            Cause.LINK,
-            "manual",
-            -99,
-            "has not begun, because of: link; it does by itself once that is over",
-        ),
-        (State.WAITING, Cause.LINK, "manual", 0, ""),
-        (State.WAITING, Cause.NO_POLICY, "manual", -99, ""),
-        (State.WAITING, Cause.NONE, "manual", -99, ""),
-        (State.RUNNING, Cause.NONE, "manual", -99, ""),
+        (State.HOLDING, Cause.NONE, "manual", 0, True),
+        (State.HOLDING, Cause.NONE, "automatic", 0, False),
+        (State.HOLDING, Cause.LINK, "manual", 0, False),
+        (State.WAITING, Cause.LINK, "manual", -99, True),
+        (State.WAITING, Cause.LINK, "manual", 0, False),
+        (State.WAITING, Cause.NO_POLICY, "manual", -99, False),
+        (State.WAITING, Cause.NONE, "manual", -99, False),
+        (State.RUNNING, Cause.NONE, "manual", -99, False),
     ],
 )
 def test_who_trains_is_told_of_a_robot_that_nobody_stopped_and_that_does_nothing(
-    state: State, hindrance: Cause, resumes: str, begun_s: float, said: str
+    state: State, hindrance: Cause, resumes: str, begun_s: float, is_told: bool, words: Words
 ) -> None:
     """What it waits for, where that is no moment's hold and no usual start."""
     robot = RobotEnvironment.__new__(RobotEnvironment)
     robot.name, robot.notice, robot._is_manual = "one", "", resumes == "manual"
     robot._begun_s, robot._watchdog_s = time.monotonic() + begun_s, 0.1
     robot._block = SharedBlock(Layout(SPACES, 1, 8))
-    words = robot._block.words
-    words.state, words.cause, words.hindrance = state, Cause.LINK, hindrance
-    host = socket.gethostname()
-    told = said and f"robot one on {host} {said.format(host=host)}"
-    assert robot.hindrance() == Hindrance(told, needs_person=said == HELD)
+    block = robot._block.words
+    block.state, block.cause, block.hindrance = state, Cause.LINK, hindrance
+    told = robot.hindrance()
+    assert (bool(told.words), told.needs_person) == (is_told, is_told and state is State.HOLDING)
+    words(told.words, ON_HOST=f"on {socket.gethostname()}")
     for word, lost in (("heartbeat_ns", "is silent"), ("busy_since_ns", "is stalled"), ("stopping_since_ns", "stop()")):
-        setattr(words, word, 1)
+        setattr(block, word, 1)
         assert robot.hindrance().needs_person
         assert lost in robot.hindrance().words
 
@@ -380,20 +372,20 @@ def test_a_stop_without_a_name_is_of_the_robot_that_is_commanded(
 
 
 def test_who_resumes_is_told_which_stops_are_left(
-    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+    settings: ControlSettings, start: Callable[..., RobotEnvironment], words: Words
 ) -> None:
     """One that the robot may have had under another name holds it at its next start, too."""
     directory = Path(settings.directory)
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "two.stopped").write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "cause": "person"}))
     robot = start()
-    assert "since 2026-01-01T00:00:00+00:00, because of: person, as two; nothing moves it before" in robot.notice
+    words(robot.notice, ON_HOST=f"on {socket.gethostname()}")
     robot.load_policy(1, weights())
     eventually(lambda: robot.policy_version == 1)
     done = CliRunner().invoke(command, ["resume", "one"], standalone_mode=False, catch_exceptions=False)
     first, *_, last = done.output.splitlines()
     assert first == f"robot one ({OBEDIENT}): running"
-    assert last.startswith("robot two: stopped since 2026-01-01T00:00:00+00:00, because of: person; no training has it")
+    words(last)
 
 
 def test_code_that_hangs_is_stopped_beside_it(
@@ -422,7 +414,7 @@ def test_a_control_process_that_dies_is_told_and_its_hook_runs(
     hooked = tmp_path / "hooked"
     robot = start(stop_hook=("touch", str(hooked)))
     os.kill(robot.pid, signal.SIGKILL)
-    with pytest.raises(ConnectionError, match="its control process has ended"):
+    with pytest.raises(ConnectionError, match="control process"):
         robot.take(1, 20.0)
     assert hooked.exists()
     assert [event["event"] for event in events(settings)] == ["died", "hook"]
@@ -467,7 +459,7 @@ echo "$EDGELINK_EVENT $EDGELINK_CAUSE $?" >> {hooked}
     assert "SCHED_OTHER" in (tmp_path / "class").read_text()
     told = {event["event"]: event for event in events(settings)}
     assert (told["stopped"]["cause"], told["hook"]["status"]) == ("worker", 0)
-    assert "its attendant has died" in told["stopped"]["reason"]
+    assert "attendant" in told["stopped"]["reason"]
 
     again = start(deadman=deadman)
     again.load_policy(2, weights())
@@ -476,8 +468,8 @@ echo "$EDGELINK_EVENT $EDGELINK_CAUSE $?" >> {hooked}
         eventually(lambda: tell(settings, "status")["state"] == "running")
         return
     eventually(lambda: tell(settings, "status")["state"] == "stopped")
-    assert "is stopped since an unknown time after 2" in again.notice
-    assert "because of: unknown end; nothing moves it before `edgelink robot resume one` on " in again.notice
+    for part in ("unknown time after 2", "because of: unknown end", "`edgelink robot resume one`"):
+        assert part in again.notice
     assert again.report()["steps"] == 0
     assert tell(settings, "resume")["state"] == "running"
 
@@ -511,7 +503,7 @@ def test_a_hook_that_takes_too_long_is_killed(
 
 @pytest.mark.parametrize(
     ("robot", "message"),
-    [("obedient_robot:absent", "no robot at 192.0.2.7"), ("nowhere:X", "robot 'nowhere:X' cannot be loaded here")],
+    [("obedient_robot:absent", "no robot at 192.0.2.7"), ("nowhere:X", "'nowhere:X'")],
 )
 def test_a_robot_that_cannot_be_made_is_told_with_its_reason(
     start: Callable[..., RobotEnvironment], robot: str, message: str
@@ -551,7 +543,7 @@ def test_what_wants_no_robot_any_more_starts_none(settings: ControlSettings, mon
         with TemporaryFile("w") as lock, pytest.raises(OSError, match="/proc/r cannot be written"):
             attendant_process._attend(replace(settings, record="/proc/r"), worker, lock, wish)
         other_end.close()
-        with pytest.raises(OSError, match="env worker is gone"):
+        with pytest.raises(OSError, match="env worker"):
             attendant_process.only_one(settings, worker, wish)
 
 
@@ -568,33 +560,35 @@ def test_a_sigterm_while_the_robot_is_made_ends_nothing_in_the_middle(
     worker, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with worker, other_end, TemporaryFile("w") as lock:
         attendant_process._attend(settings, worker, lock, wish)
-        assert json.loads(other_end.recv(1000)) == {"error": "it was told to end (SIGTERM)"}
+        assert "SIGTERM" in json.loads(other_end.recv(1000))["error"]
     assert control.returncode == 0
 
 
-def test_a_stop_that_fails_is_said_to_people() -> None:
+def test_a_stop_that_fails_is_said_to_people(words: Words) -> None:
     """In the status, with its reason."""
-    words: dict[str, Any] = dict.fromkeys(
+    counts: dict[str, Any] = dict.fromkeys(
         ("rate_hz", "ticks", "missed", "lateness_p99_us", "lateness_max_us", "holds", "stops"), 0
     )
     ages = {"link_age_s": 0, "policy_age_s": 0, "policy_version": 31, "resumes": 0, "notes": ["x"]}
     who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
-    robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
+    robot = {
+        **counts,
+        **ages,
+        **who,
+        "needs_a_person": True,
+        "stop_fails": 3,
+        "message": "stop() fails: OSError: brake",
+    }
     robot |= {"stop": None, "stop_error": "", "recording_error": "/r: No space left on device"}
     robot |= {"recorded_steps": 9, "lost_recorded_steps": 2, "newest_policy_version": 31}
-    assert _told(robot).endswith("\n  9 steps recorded, 2 lost: the recording is too slow")
-    not_written = robot | {"stop_error": "/s: No space left on device"}
-    assert "if it has to be stopped, another training would not know, for it cannot be written" in _told(not_written)
-    assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
-    assert "stopping: stop() has not returned for 7 s: it may be moving; use the robot's own stop\n" in _told(
-        robot | {"state": "stopping", "stopping_for_s": 7}
-    )
-    assert "stalled: its code has not come back for 8 s; stop() was called beside it\n" in _told(
-        robot | {"state": "stalled", "heartbeat_age_s": 8}
-    )
-    assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
-    assert "policy 31 came 0 s ago; " in _told(robot)
-    assert "policy 31 came 0 s ago (33 is here and being copied); " in _told(robot | {"newest_policy_version": 33})
+    for changed in (
+        {},
+        {"stop_error": "/s: No space left on device"},
+        {"state": "stopping", "stopping_for_s": 7},
+        {"state": "stalled", "heartbeat_age_s": 8},
+        {"newest_policy_version": 33},
+    ):
+        words(_told({**robot, **changed}))
 
 
 @pytest.fixture
@@ -643,7 +637,7 @@ def test_a_directory_that_is_not_what_it_says_is_passed_over(
 def test_robots_of_one_name_are_not_guessed_between(several: Callable[..., Path]) -> None:
     """Whoever means one says whose; and one that does not answer hides no other."""
     several(1000), several(1001)
-    with pytest.raises(click.UsageError, match=r"several users have a robot of that name: one of .*, one of "):
+    with pytest.raises(click.UsageError, match=r"one of .*, one of "):
         CliRunner().invoke(command, ["stop", "one"], standalone_mode=False, catch_exceptions=False)
     done = CliRunner().invoke(command, ["status"], standalone_mode=False, catch_exceptions=False)
     assert done.return_value == 1
@@ -683,8 +677,7 @@ def test_what_other_users_put_there_holds_nobody_up(
 
 def test_an_attendant_of_another_version_is_heard() -> None:
     """What it was told is done already; what it says in another way is no failure of that."""
-    told = _told({"name": "arm", "state": "running", "future": 1})
-    assert told == "robot arm: running; --json has what else it says"
+    assert _told({"name": "arm", "state": "running", "future": 1}).startswith("robot arm: running; ")
 
 
 def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:
@@ -735,7 +728,7 @@ def test_what_is_recorded_is_what_was_done(tmp_path: Path, start: Callable[..., 
     assert len(ended) >= len(parts["episode_returns"])
     assert all((np.diff(episode.observations[:, 0]) < 0.2).all() for episode in ended)
     path.write_text("{}")
-    with pytest.raises(ValueError, match="no recording of a robot"):
+    with pytest.raises(ValueError, match=str(path)):
         read_recording(path)
 
 
@@ -860,5 +853,5 @@ def test_settings_come_to_the_processes_as_they_were_given() -> None:
     """As JSON; and a hook that is one text instead of words is refused now, not when it is needed."""
     given = ControlSettings("arm", deadman=DeadmanSettings(0.3), stop_hook=("beep", "twice now"), cpu=1, record="/r")
     assert ControlSettings.from_json(given.to_json()) == given
-    with pytest.raises(ValueError, match="stop_hook must be a list of words"):
+    with pytest.raises(ValueError, match="stop_hook"):
         ControlSettings("arm", stop_hook=("beep twice",))

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from telling import Words
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package, run, user_modules
@@ -139,19 +140,21 @@ def test_what_learners_on_two_nodes_exchange_is_in_the_link_budget(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"env": None}, "component_placement lacks env"),
-        ({"env": {"node_group": "edge", "placement": "0"}}, "2 rollout and 1 env processes do not pair up"),
-        ({"env": {"node_group": "cluster", "placement": "0-1"}}, "must share a node"),
+        {"env": None},
+        {"env": {"node_group": "edge", "placement": "0"}},
+        {"env": {"node_group": "cluster", "placement": "0-1"}},
     ],
+    ids=["no env", "one env", "apart"],
 )
-def test_a_placement_that_does_not_suit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_placement_that_does_not_suit_is_refused(tmp_path: Path, change: dict[str, Any], words: Words) -> None:
     """Before Ray is touched, with what to write instead."""
-    with pytest.raises(TrainerError, match=message) as caught:
+    with pytest.raises(TrainerError) as caught:
         read_slots(placement(tmp_path, **change))
     assert caught.value.exit_status == 2
     assert caught.value.hint
+    words(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"nodes": [], "placements": {"actor": [{}]}}'])
@@ -159,10 +162,9 @@ def test_a_file_that_is_no_placement_is_named(tmp_path: Path, text: str) -> None
     """Not a traceback."""
     path = tmp_path / "p.json"
     path.write_text(text)
-    with pytest.raises(TrainerError, match="is not a resolved placement"):
-        read_slots(path)
-    with pytest.raises(TrainerError, match="cannot be read"):
-        read_slots(tmp_path / "none")
+    for file in (path, tmp_path / "none"):
+        with pytest.raises(TrainerError, match=str(file)):
+            read_slots(file)
 
 
 def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +250,7 @@ def test_checkpoints_that_cannot_be_read_do_not_begin_a_training_anew(
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path), *arguments])
     run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice(), StopSignals())
-    with pytest.raises(TrainerError, match=r"no checkpoint that can be read in .*checkpoint-000005-today\.npz"):
+    with pytest.raises(TrainerError, match=r"checkpoint-000005-today\.npz"):
         run._load_checkpoint()
     if attempt == "2":
         (tmp_path / "checkpoint-000005-today.npz").rename(tmp_path / "checkpoint-000005-another.npz")
@@ -289,7 +291,7 @@ def test_outputs_that_can_be_written_are_left_as_they_were(tmp_path: Path) -> No
     check_outputs(parse([*arguments, "--checkpoint-dir", str(tmp_path / "a" / "c")]))
     assert (tmp_path / "progress").read_text() == "before\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "progress"]
-    with pytest.raises(TrainerError, match=r"--report .* cannot be written: No such file or directory"):
+    with pytest.raises(TrainerError, match=r"--report .*none/report.*: No such file"):
         check_outputs(parse(["--report", str(tmp_path / "none" / "report")]))
 
 
@@ -304,16 +306,18 @@ def test_a_disk_that_takes_no_checkpoint_ends_no_training(tmp_path: Path) -> Non
     for iteration in (10, 15):
         keeper.save(checkpoint.About(iteration, 0, 9.0), {})
     assert len(said) == 1
-    assert "the checkpoint of iteration 10 cannot be written" in said[0]
-    assert "that of iteration 5" in said[0]
-    with pytest.raises(TrainerError, match=r"the training is done, but the checkpoint of iteration 15 .* File exists"):
+    for number in ("iteration 10", "iteration 5"):
+        assert number in said[0]
+    with pytest.raises(TrainerError, match=r"iteration 15 .*File exists"):
         keeper.check()
     directory.unlink()
     away.rename(directory)
     keeper.retry()
     keeper.check()
     assert sorted(path.name for path in directory.iterdir()) == ["checkpoint-000005.npz", "checkpoint-000015.npz"]
-    assert said[1:] == [f"checkpoints are written again: that of iteration 15 is in {directory}"]
+    (again,) = said[1:]
+    for part in ("iteration 15", str(directory)):
+        assert part in again
 
 
 class RayTaskError(Exception):
@@ -340,7 +344,7 @@ class FailingRay:
     ("cause", "told", "hint", "exit_status"),
     [
         (TrainerError("other widths", "leave it out", exit_status=2), "other widths", "leave it out", 2),
-        (ValueError("x"), " failed: x", "its log is among Ray's on that node", 1),
+        (ValueError("x"), ": x", "log", 1),
     ],
 )
 def test_what_a_worker_refuses_keeps_its_status(
@@ -357,7 +361,7 @@ def test_what_a_worker_refuses_keeps_its_status(
         crew.value("answer")
     assert refused.value.message.startswith("actor:0 on node 0")
     assert refused.value.message.endswith(told)
-    assert (refused.value.hint, refused.value.exit_status) == (hint, exit_status)
+    assert (hint in refused.value.hint, refused.value.exit_status) == (True, exit_status)
 
 
 class SlowRay:
@@ -520,7 +524,7 @@ def test_users_modules_become_packages_to_ship(tmp_path: Path) -> None:
         ("text.txt", "is neither"),
         ("plain", "is neither"),
         ("edgelink.py", "own package"),
-        ("another/right.py", "two have the name right"),
+        ("another/right.py", "the name right"),
     ],
 )
 def test_what_cannot_be_imported_is_not_shipped(tmp_path: Path, name: str, message: str) -> None:
@@ -635,9 +639,9 @@ def test_device_address_and_counters_come_from_the_device(tmp_path: Path) -> Non
     ("change", "message"),
     [
         ({}, None),
-        ({"code_hash": "b" * 64}, r"env:0 on node 1 .* runs other trainer code \(bbbbbbbbbbbb\)"),
-        ({"ray_node_id": "other"}, "started elsewhere, on edge-9"),
-        ({"node_ip": "192.168.1.5"}, r"started elsewhere, on edge-9 \(192\.168\.1\.5\)"),
+        ({"code_hash": "b" * 64}, r"env:0 on node 1 .*\(bbbbbbbbbbbb\)"),
+        ({"ray_node_id": "other"}, "edge-9"),
+        ({"node_ip": "192.168.1.5"}, r"edge-9 \(192\.168\.1\.5\)"),
     ],
 )
 def test_workers_are_believed_about_place_and_code(tmp_path: Path, change: dict[str, str], message: str | None) -> None:
@@ -750,14 +754,14 @@ def test_a_pair_that_comes_back_with_another_task_is_refused(tmp_path: Path) -> 
     env = slots.envs[1]
     place = Whereabouts("edge", 1, "net:[1]", "id", env.ip, 2, "et0", env.ip, "a" * 64, "3.11")
     assert crew.check(env, Introduced(place, crew.spaces), {env.ip: "id"}) == place
-    with pytest.raises(SpacesDifferError, match=r"env:1 .* it has .* 3 actions, the training is of .* 2 actions"):
+    with pytest.raises(SpacesDifferError, match=r"env:1 .* 3 actions, .* 2 actions"):
         crew.check(env, Introduced(place, Spaces((4,), "float32", 3)), {env.ip: "id"})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("the robot cell has ended with status -9", "the robot cell has ended with status -9"),
+        ("a cell ended with status -9", "a cell ended with status -9"),
         (
             "The actor died because of an error raised in its creation task, \x1b[36mray::X\x1b[39m\n\nOSError: z",
             "OSError: z",

@@ -111,8 +111,8 @@ def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> Non
     assert len(crew.learned) == 80
     assert crew.remade == [1]
     assert events == [("lost", "env:1"), ("joined", "env:1")]
-    assert any("training goes on with 1 of 2" in line for line in said)
-    assert any("training goes on with 2 of 2" in line for line in said)
+    assert any("1 of 2" in line for line in said)
+    assert any("2 of 2" in line for line in said)
 
 
 def test_a_simulator_that_fails_takes_only_its_own_pair() -> None:
@@ -124,7 +124,7 @@ def test_a_simulator_that_fails_takes_only_its_own_pair() -> None:
     assert crew.remade == [1, 1]
     failed = "env:1 on node 2 (edge-2, 10.0.0.3) failed: huge value in QACC"
     assert events == [("lost", failed), ("joined", "")] * 2
-    assert f"{failed}; training goes on with 1 of 2 pairs of workers" in said
+    assert any(line.startswith(failed) and "1 of 2" in line for line in said)
     assert not {(1, 4), (1, 30)} & {each for update in crew.learned for each in update}
 
 
@@ -207,7 +207,7 @@ def test_a_pair_that_never_starts_is_given_up_and_tried_again() -> None:
     loop, said = training(crew, 1400, stall_timeout_s=300.0)
     assert loop.run(first()).version == 1400
     assert crew.remade == [1, 1, 1]
-    given_up = [line for line in said if "did not start within 300 s; it is tried again in" in line]
+    given_up = [line for line in said if "300 s" in line]
     assert [line.rpartition("in ")[2] for line in given_up] == ["4 s", "8 s"]
     assert given_up[0].startswith("env:1 on node 2 (edge-2, 10.0.0.3) and rollout:1 on node 2")
     assert len(crew.learned[-1]) == 2
@@ -226,11 +226,8 @@ def test_why_a_pair_cannot_be_made_again_is_said_with_what_to_do() -> None:
     crew.check = refusing  # type: ignore[method-assign]
     loop, said = training(crew, 400)
     assert loop.run(first()).version == 400
-    given_up = [line for line in said if "it is tried again in" in line]
-    assert given_up == [
-        "no numpy there (install it); it is tried again in 4 s",
-        "another task; it is tried again in 8 s",
-    ]
+    given_up = [line.partition(";") for line in said if line.endswith((" in 4 s", " in 8 s"))]
+    assert [why for why, _, _ in given_up] == ["no numpy there (install it)", "another task"]
 
 
 @pytest.mark.parametrize("is_made", [True, False])
@@ -240,9 +237,9 @@ def test_the_last_pairs_death_waits_for_one_that_is_being_made(is_made: bool) ->
     loop, said = training(crew, 30, stall_timeout_s=300.0)
     if is_made:
         assert loop.run(first()).version == 30
-        assert any("nobody is left; waiting for env:0 on node 1" in line for line in said)
+        assert any("waiting for env:0 on node 1" in line for line in said)
     else:
-        with pytest.raises(TrainerError, match=r"no answer for 300 s while waiting for experience: .*env:0 on node 1"):
+        with pytest.raises(TrainerError, match=r"300 s .*env:0 on node 1"):
             loop.run(first())
         assert 300 < crew.now_s < 400
 
@@ -263,7 +260,7 @@ def test_an_only_edge_that_leaves_is_waited_for(kinds: list[str]) -> None:
     assert loop.run(first()).version == 20
     assert len(crew.learned) == 20
     assert crew.remade == [0]
-    assert any("nobody is left; waiting for env:0 on node 1" in line for line in said)
+    assert any("waiting for env:0 on node 1" in line for line in said)
     assert any(re.match("waiting 1. s for experience: env:0 on node 1", line) for line in said)
 
 
@@ -271,7 +268,7 @@ def test_an_only_edge_that_stays_away_ends_the_run_after_the_stall_timeout() -> 
     """With who was waited for; another attempt may find it there."""
     crew = PlayedCrew([1], kills={5: 0}, away={0})
     loop, _ = training(crew, 20, stall_timeout_s=300.0)
-    with pytest.raises(TrainerError, match="no answer for 300 s while waiting for experience: env:0") as caught:
+    with pytest.raises(TrainerError, match=r"300 s .*env:0") as caught:
         loop.run(first())
     assert caught.value.exit_status == 75
     assert 300 < crew.now_s < 310

@@ -167,7 +167,7 @@ def test_a_budget_that_does_not_do_is_told_before_anything_moves(
     (tmp_path / "links.json").write_text(json.dumps(links.to_dict()))
     monkeypatch.setenv("EDGELINK_LINKS", str(tmp_path / "links.json"))
     crew = PlayedRunCrew([1, 1])
-    with pytest.raises(TrainerError, match="the links do not carry this training") as refused:
+    with pytest.raises(TrainerError, match="1,000 env steps/s") as refused:
         whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot", "flow.wanted_env_steps_per_s=1000")
     assert refused.value.exit_status == 75
     assert crew.asked_for == []
@@ -214,7 +214,7 @@ def test_attempts_that_were_broken_off_are_told(
     settings = "env.kinds=robot", "run.eval_episodes=5"
     assert whole_run(monkeypatch, tmp_path, crew, *settings)["return_after"] == 2.0
     told = capsys.readouterr()
-    assert "(95 %), 5 episodes; 15 broken off, which do not count\n" in told.out + told.err
+    assert "(95 %), 5 episodes; 15 broken off" in told.out + told.err
     assert set(crew.asked_for) == {1}
 
 
@@ -250,9 +250,9 @@ def test_a_robot_that_may_move_is_the_one_that_evaluates(
     report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot")
     assert report["evaluated_on"] == f"robot:{evaluator}"
     told = capsys.readouterr()
-    said = [line for line in (told.out + told.err).splitlines() if line.startswith("no robot may move")]
-    words = getattr(hindrances[evaluator], "words", "")
-    assert said == [f"no robot may move; the evaluation waits for env:{evaluator}: {words}"] * (2 * is_said)
+    why = f" for env:{evaluator}: {getattr(hindrances[evaluator], 'words', '')}"
+    said = [line for line in (told.out + told.err).splitlines() if line.startswith("no robot") and line.endswith(why)]
+    assert len(said) == 2 * is_said
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_is_not_finite_does_not_leave_its_edge(memory: Memory, monkeypatch:
     monkeypatch.setattr(worker._inbox, "wait_for", lambda _version: (1, {}))
     monkeypatch.setattr(worker, "_collect", lambda ticket, *_: ({1: good, 2: bad}[ticket], good.observations[:0]))
     worker.collect(1, 4, None)
-    with pytest.raises(TrainerError, match=r"fragment 2 of env:0 has rewards that are nan or infinite"):
+    with pytest.raises(TrainerError, match=r"fragment 2 of env:0 .*rewards.* nan"):
         worker.collect(2, 4, None)
 
 
@@ -321,9 +321,7 @@ def test_what_a_learner_lacks_is_named(monkeypatch: pytest.MonkeyPatch, learner:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    with pytest.raises(
-        TrainerError, match=r"torch cannot be imported: libcudart\.so\.12: .*; zstandard cannot"
-    ) as refused:
+    with pytest.raises(TrainerError, match=r"torch .*: libcudart\.so\.12: .*; zstandard ") as refused:
         learner.whereabouts()
     assert "-m pip install torch zstandard`" in refused.value.hint
 
@@ -334,7 +332,8 @@ def test_what_is_older_than_the_trainer_knows_is_named(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(__version__="0.9"))
     with pytest.raises(TrainerError) as refused:
         learner.whereabouts()
-    assert "torch 2.4.1+cu121 is too old: 2.5 or newer is needed; zstandard 0.9 is too old" in refused.value.message
+    for version in ("torch 2.4.1+cu121", "2.5", "zstandard 0.9"):
+        assert version in refused.value.message
     assert "-m pip install 'torch>=2.5' 'zstandard>=0.22'`" in refused.value.hint
     assert refused.value.exit_status == 2
 
