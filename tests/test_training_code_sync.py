@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from telling import Words, refuses
 
 from edgelink.errors import ConfigError
 from edgelink.training.code_sync import check_code_sync
@@ -73,16 +74,13 @@ def test_what_git_ignores_is_not_carried(checkout: Path) -> None:
     assert check(str(checkout), checkout) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [("src", "is a relative path"), ("/nowhere/rlinf", "is no directory"), ("/usr", "is neither a checkout")],
-)
-def test_what_rlinf_would_refuse_is_refused(value: str, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["src", "/nowhere/rlinf", "/usr"])
+def test_what_rlinf_would_refuse_is_refused(value: str, tmp_path: Path, words: Words) -> None:
     """With the value, the reason, and what to give instead."""
-    with pytest.raises(ConfigError, match=f"RLINF_CODE_WORKING_DIR={value}: .*{why}") as caught:
+    with refuses(ConfigError, f"RLINF_CODE_WORKING_DIR={value}: ", reason="CodeSyncRefused") as caught:
         check(value, tmp_path)
     assert caught.value.hint
-    assert caught.value.condition_reason == "CodeSyncRefused"
+    words(caught.value)
 
 
 def test_auto_is_where_the_drivers_python_imports_it_from(checkout: Path, tmp_path: Path) -> None:
@@ -92,9 +90,9 @@ def test_auto_is_where_the_drivers_python_imports_it_from(checkout: Path, tmp_pa
     (programs / "python").symlink_to(sys.executable)
     put(checkout / "rlinf/models/big.pt", 600 * MB)
     found = {"PATH": str(programs)}
-    with pytest.raises(ConfigError, match="at most"):
+    with refuses(ConfigError, reason="CodeTooLarge"):
         check("auto", tmp_path, **found, PYTHONPATH=str(checkout))
-    with pytest.raises(ConfigError, match="at most"):
+    with refuses(ConfigError, reason="CodeTooLarge"):
         check("auto", checkout, PATH="/nowhere")
-    with pytest.raises(ConfigError, match="there is no checkout to carry"):
+    with refuses(ConfigError, programs, reason="CodeSyncRefused"):
         check("auto", programs, **found)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from telling import Words
 
 from edgelink.ray_cluster.node_look import look
 from edgelink.training.code_trees import Tree, tree_differences
@@ -15,27 +16,21 @@ HEAD = Tree("/head/rlinf", {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4", 
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "differs"),
     [
-        (Tree("/there/rlinf", HEAD.files), []),
-        (
-            Tree("/there/rlinf", {**HEAD.files, "b.py": "x"}),
-            ["edge-1: /there/rlinf is not the head's /head/rlinf; files: 1 with other content (b.py)"],
-        ),
-        (
-            Tree("/there/rlinf", {"x.py": "1", "e.py": "6"}),
-            [
-                "edge-1: /there/rlinf is not the head's /head/rlinf; files: 1 with other content (e.py), "
-                "4 missing there (a.py, b.py, c.py, …), 1 only there (x.py)"
-            ],
-        ),
-        (Tree(), ["edge-1: no rlinf, the head has it"]),
-        (Tree(error="no answer"), ["edge-1: could not be looked at (no answer)"]),
+        (Tree("/there/rlinf", HEAD.files), False),
+        (Tree("/there/rlinf", {**HEAD.files, "b.py": "x"}), True),
+        (Tree("/there/rlinf", {"x.py": "1", "e.py": "6"}), True),
+        (Tree(), True),
+        (Tree(error="no answer"), True),
     ],
 )
-def test_a_difference_is_named(other: Tree, said: list[str]) -> None:
+def test_a_difference_is_named(other: Tree, differs: bool, words: Words) -> None:
     """How many files, and the first of them."""
-    assert tree_differences(HEAD, [("cloud", HEAD), ("edge-1", other)]) == said
+    said = tree_differences(HEAD, [("cloud", HEAD), ("edge-1", other)])
+    assert len(said) == differs
+    for line in said:
+        words(line)
 
 
 def test_nodes_with_the_same_difference_are_told_together() -> None:

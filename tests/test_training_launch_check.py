@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from telling import refuses
 
 from edgelink.errors import ConfigError, DeadlineError
 from edgelink.training import launch_check
@@ -70,11 +71,12 @@ def test_what_fits_is_started_without_a_word(driver: Driver) -> None:
 def test_more_than_there_is_is_refused_by_name(driver: Driver) -> None:
     """At once: it does not get better by waiting."""
     driver.answers(ray(4, 4), "never asked")
-    with pytest.raises(ConfigError) as refused:
+    asked, room = (
+        "trainer.nnodes=3 trainer.n_gpus_per_node=4",
+        "2 of 3: cloud 4 of 4 GPUs free; edge-1 4 of 4 GPUs free",
+    )
+    with refuses(ConfigError, "verl", asked, room, reason="ResourcesMissing"):
         driver.check(VERL, MAIN + "3")
-    assert refused.value.condition_reason == "ResourcesMissing"
-    assert "verl would wait for ever: trainer.nnodes=3 trainer.n_gpus_per_node=4" in refused.value.message
-    assert "room for 2 of 3: cloud 4 of 4 GPUs free; edge-1 4 of 4 GPUs free" in refused.value.message
     assert driver.asked == 1
 
 
@@ -92,17 +94,15 @@ def test_what_others_hold_is_another_error(driver: Driver, monkeypatch: pytest.M
     """Trying again may help: exit status 75."""
     monkeypatch.setattr(launch_check, "_FREED_S", 0.0)
     driver.answers(ray(4, 1))
-    with pytest.raises(DeadlineError, match=r"openrlhf would wait for ever: actor .*edge-1 1 of 4 GPUs free") as caught:
+    with refuses(DeadlineError, "openrlhf", "actor", "edge-1 1 of 4 GPUs free", reason="ResourcesTaken"):
         driver.check(OPENRLHF, PPO)
-    assert caught.value.condition_reason == "ResourcesTaken"
 
 
 def test_old_packages_of_the_drivers_interpreter_are_refused(driver: Driver) -> None:
     """Also where nothing is asked for; one that is not there is not old."""
     driver.answers(ray(4, 4, grpcio="1.60.0"))
-    with pytest.raises(ConfigError, match=r"grpcio 1\.60\.0 is too old: OpenRLHF works with 1\.74 and later") as caught:
+    with refuses(ConfigError, "grpcio 1.60.0", "1.74", reason="PackageTooOld"):
         driver.check(OPENRLHF, "python3 launch.py")
-    assert caught.value.condition_reason == "PackageTooOld"
     driver.check(VERL, MAIN + "2")
 
 
@@ -130,4 +130,5 @@ def test_what_the_shell_hides_is_said(driver: Driver) -> None:
     """And Ray is not asked."""
     driver.check(VERL, MAIN + "$NNODES")
     driver.check(PLAIN, MAIN + "9")
-    assert driver.said == ["warning: not compared with what the cluster has: trainer.nnodes"]
+    (said,) = driver.said
+    assert said.endswith(": trainer.nnodes")

@@ -77,7 +77,7 @@ def test_a_node_that_nobody_hears_is_named_once() -> None:
 def test_a_pair_that_is_cut_both_ways_is_named_once() -> None:
     lost = (("edge-1", "edge-2"), ("edge-2", "edge-1"))
     (finding,) = judge(QUESTION, seen(*facts(), links(lost=lost)))
-    assert "edge-1 and edge-2: no TCP connection in either direction" in finding.message
+    assert finding.message.startswith("edge-1 and edge-2: ")
 
 
 def test_networks_mend_themselves_and_configurations_do_not() -> None:
@@ -136,11 +136,9 @@ def test_the_direction_to_a_silent_node_is_told_by_its_pings() -> None:
     (message,) = words(seen(silent(), heard=frozenset({"10.10.0.3"})))
     assert message.startswith("one-way block: cloud (10.10.0.2) → edge-1 (10.10.0.3)")
     (message,) = words(seen(silent(), heard=frozenset({"10.10.0.4"})))
-    assert message.startswith(
-        "block: edge-1 (10.10.0.3) → cloud (10.10.0.2): nothing arrives, neither answers nor pings"
-    )
+    assert message.startswith("block: edge-1 (10.10.0.3) → cloud (10.10.0.2): ")
     (message,) = words(seen(silent()))
-    assert message == "cloud and edge-1 (10.10.0.3): no packet gets there and back"
+    assert message.startswith("cloud and edge-1 (10.10.0.3): ")
 
 
 def test_a_silent_node_that_only_small_packets_reach_is_behind_a_black_hole() -> None:
@@ -150,7 +148,8 @@ def test_a_silent_node_that_only_small_packets_reach_is_behind_a_black_hole() ->
 
 def test_a_node_that_took_no_part_is_named_with_the_reason() -> None:
     (message,) = words(seen(silent(small=True, large=True, error="")))
-    assert message.startswith("edge-1 (10.10.0.3) took no part: its raylet answers")
+    assert message.startswith("edge-1 (10.10.0.3) took no part: ")
+    assert "raylet" in message
     (message,) = words(seen({"event": "silent", "nodes": {"edge-1": {"error": "ActorDiedError: gone"}}}))
     assert message == "edge-1 (10.10.0.3) took no part: ActorDiedError: gone"
     (message,) = words(seen(silent(error="Connection refused")))
@@ -168,7 +167,5 @@ def test_a_failed_reduction_is_told_where_nothing_else_is_wrong() -> None:
 
 def test_nodes_without_torch_are_named() -> None:
     torch = {"cloud": {"version": "2.5", "problem": ""}, "edge-1": {"version": None, "problem": "no torch"}}
-    assert without_gloo(seen({"event": "torch", "nodes": torch})) == (
-        "gloo was not tried, plain TCP was: edge-1: no torch"
-    )
-    assert without_gloo(seen()) == "gloo was not tried, plain TCP was"
+    assert without_gloo(seen({"event": "torch", "nodes": torch})).endswith(": edge-1: no torch")
+    assert ":" not in without_gloo(seen())

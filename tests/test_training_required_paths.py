@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 import pytest
+from telling import refuses
 
 from edgelink.cli.options import RequiredPath
 from edgelink.errors import UsageError
@@ -25,7 +26,7 @@ def test_the_option_takes_a_path_with_or_without_a_name() -> None:
     assert option.convert("/data/a:/b", None, None) == (None, "/data/a:/b")
     assert option.convert("env:/data/x", None, None) == ("env", "/data/x")
     for wrong in ("data/x", "env:data", ":/data", "env:", ""):
-        with pytest.raises(click.BadParameter, match="neither an absolute path nor NAME:/PATH"):
+        with pytest.raises(click.BadParameter, match=f"'{wrong}' .*NAME:/PATH"):
             option.convert(wrong, None, None)
 
 
@@ -39,10 +40,9 @@ def test_a_path_is_looked_for_on_the_nodes_of_its_component_or_group() -> None:
 
 
 def test_a_name_that_the_plan_does_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="no such component or node group") as refused:
+    with refuses(UsageError, "rollout:", "actor, env, robots, cluster"):
         asked_for([("rollout", "/x")], NODES, PLACEMENT)
-    assert "actor, env, robots, cluster" in refused.value.hint
-    with pytest.raises(UsageError, match="only a cluster file says what env is"):
+    with refuses(UsageError, "env:", "cluster file"):
         asked_for([("env", "/x")], NODES, None)
 
 

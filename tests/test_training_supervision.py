@@ -133,7 +133,7 @@ def test_retries_are_counted_and_the_drivers_own_status_is_the_last_word() -> No
     assert after(RETRIES, *failures[:3]) == (True, 5)
     assert after(RETRIES, *failures) == (False, 5)
     assert after(RELAUNCH, *failures[:3], ended(143, by_us=True, **LOST)) == (False, 69)
-    assert "3 retries are used up" in decide(RETRIES, failures, Backoff(1.0, 2.0)).why
+    assert "3 retries" in decide(RETRIES, failures, Backoff(1.0, 2.0)).why
 
 
 def test_a_defect_of_the_program_does_not_use_up_a_thousand_retries() -> None:
