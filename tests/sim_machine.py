@@ -381,7 +381,7 @@ class NoLauncher:
     """Nothing of a simulation is a program."""
 
     async def launch(self, spec: ProcessSpec) -> Identity:
-        raise AssertionError(f"{spec.name}: a program of this machine was to be started")
+        raise AssertionError(f"{spec.name}: a program was to be started")
 
 
 class PlayedProcess(SupervisedProcess):

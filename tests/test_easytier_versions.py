@@ -242,7 +242,7 @@ async def test_a_version_that_nobody_knows_yet_is_used_and_told_of(
     node = await make_node(version)
     await node.up()
     message = node.conditions.get("OverlayUp").message
-    assert (f"EasyTier {version} is newer than any that this EdgeLink knows" in message) is is_new
+    assert (f"EasyTier {version} is newer" in message) is is_new
 
 
 @pytest.mark.parametrize("version", ["2.0.3", "2.5.0"])

@@ -106,7 +106,7 @@ def test_the_heads_signed_word_says_that_it_can_prove_itself(
         ([EDGE_1, EDGE_3], [], [EDGE_1]),
         ([EDGE_1], [EDGE_2, CLOUD], [EDGE_1, EDGE_2]),
     ],
-    ids=["all switched off", "edge-3 is no member", "a run relies on one that is gone"],
+    ids=["all switched off", "edge-3 is no member", "a run relies on one gone"],
 )
 def test_the_head_counts_members_that_are_online_or_that_a_run_relies_on(
     memberships: dict[str, Membership],

@@ -16,7 +16,7 @@ from edgelink.lab.ray_slots import RaySlots
 from edgelink.lab.road import Road
 from edgelink.testing import FakeClock
 
-BROKER = {"type": "BrokerUp", "status": "False", "reason": "MissingDependency", "message": "there is no user mosquitto"}
+BROKER = {"type": "BrokerUp", "status": "False", "reason": "MissingDependency", "message": "no user mosquitto"}
 MEMBERS = {"type": "Members", "status": "Unknown", "reason": "NotAsked", "message": "the broker is not up"}
 READY = {"type": "OverlayUp", "status": "True", "reason": "Up", "message": "et0 is up"}
 
@@ -40,7 +40,7 @@ def test_what_a_node_waits_for_is_said_once_while_it_lasts() -> None:
     """Long before the time is up: it may be something that nobody but the user can change."""
     said: list[str] = []
     assert road(FakeClock(), said, READY, BROKER, MEMBERS, ready_after_s=45).wait_ready("relay")["ready"]
-    assert said == ["  relay waits: BrokerUp MissingDependency: there is no user mosquitto"]
+    assert said == ["  relay waits: BrokerUp MissingDependency: no user mosquitto"]
 
 
 def test_when_the_time_is_up_all_that_is_missing_is_named() -> None:

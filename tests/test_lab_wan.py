@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from telling import refuses
 
 from edgelink.errors import LabError
 from edgelink.lab import wan
@@ -57,7 +58,7 @@ def test_what_has_no_unit_or_anothers_is_refused_with_an_example(name: str, text
 )
 def test_links_that_cannot_be_are_refused(texts: dict[str, str | None]) -> None:
     """A jitter beyond the round trip, more lost than sent, a rate below one packet a time."""
-    with pytest.raises(LabError, match="a link cannot have"):
+    with refuses(LabError, "a link cannot"):
         WanConditions().changed(texts)
 
 

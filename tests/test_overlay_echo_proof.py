@@ -69,8 +69,8 @@ def test_the_first_answer_proves_and_later_ones_are_small() -> None:
 
 
 IMPOSTORS = {
-    "a key of its own": Responder(ANOTHER_KEY),
-    "a certificate of another node of this network": Responder(ANOTHER_KEY, ANOTHER_NAME, ELSEWHERE),
+    "its own key": Responder(ANOTHER_KEY),
+    "another node's certificate": Responder(ANOTHER_KEY, ANOTHER_NAME, ELSEWHERE),
     "its certificate for another network": Responder(name=ANOTHER_NAME),
     "its certificate for another address": Responder(address=ELSEWHERE),
 }

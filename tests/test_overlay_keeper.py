@@ -128,7 +128,7 @@ def given(*, wishes: tuple[Wish, Wish] = NO_WISHES, may_start: bool = True, **ow
         "no lease",
         "it works",
         "the kernel sends by another device",
-        "likewise, and the device is down",
+        "likewise, with the device down",
         "a new daemon",
         "the machine slept",
         "the kernel tells of something",

@@ -61,7 +61,7 @@ def on(port: int, inode: int) -> ListeningSocket:
         "a service of the robot's own",
         "both",
         "a run, by IPv4 and IPv6",
-        "a run and the robot, each on an address of its own",
+        "a run and the robot, by their addresses",
         "a run, and the kernel itself",
         "several of a run",
     ],
@@ -128,7 +128,7 @@ def test_processes_are_looked_up_for_new_sockets_only() -> None:
     """A look is made every other second."""
 
     def asked() -> NoReturn:
-        raise AssertionError("it was asked for Ray's processes")
+        raise AssertionError("Ray was asked")
 
     looks = RunListeners()
     with closing(socket.create_server(("0.0.0.0", 0))) as end:
