@@ -68,6 +68,23 @@ def test_each_promise_of_the_security_page_names_a_test() -> None:
     assert [row for row in rows if not re.search(r"<!-- test_.* --> \|$", row)] == []
 
 
+_MAKE = re.compile(r"`make ([^`\n]+)`")
+_MAKE_LINE = re.compile(r"^(?:\w+\$ )?make ([^#\n]+)", re.MULTILINE)
+
+
+def test_what_people_are_told_to_make_can_be_made() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
+    told = {
+        (page.name, word)
+        for page in (_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"))
+        for found in (*_MAKE.findall(page.read_text()), *_MAKE_LINE.findall("".join(_FENCED.findall(page.read_text()))))
+        for word in found.split()
+        if "=" not in word and "…" not in word
+    }
+    assert len(told) > 20
+    assert {(page, word) for page, word in told if word not in targets} == set()
+
+
 def test_no_page_for_users_shows_names_of_tests_or_numbers_of_decisions() -> None:
     """They stand in comments. Pages of the project itself, such as the decisions, are for developers."""
     contents = (_ROOT / "docs/index.md").read_text().partition("\n- Project\n")
@@ -156,6 +173,14 @@ def test_every_command_of_a_how_to_is_run_by_a_test(how_to: ModuleType) -> None:
                 spellings = {option, option.removeprefix("--").replace("-", "_")}  # an argument of a helper's
                 assert any(each in source_of(file) for each in spellings), f"{page}: {option}: {test}"
     assert used == {(page, test) for page, tests in how_to.ELSEWHERE.items() for test in tests.values()}
+
+
+def test_the_readmes_road_is_the_tutorials(how_to: ModuleType) -> None:
+    """Two commands a machine, which a test types word for word on clean machines."""
+    readme = re.findall(r"^(?:curl|sudo edgelink up) .*", (_ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(readme) == 4
+    tutorial = {step.command for step in how_to.steps(_ROOT / "docs/tutorial/three-machines.md")}
+    assert set(readme) - tutorial == set()
 
 
 def test_no_command_of_a_how_to_is_without_its_machine() -> None:
