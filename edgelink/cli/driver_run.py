@@ -19,8 +19,8 @@ import click
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
-from edgelink.cli.main import edgelink
 from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
