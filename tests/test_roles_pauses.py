@@ -31,6 +31,7 @@ FINE: dict[str, Any] = {
 def inputs(**other: Any) -> Inputs:
     unsaid: dict[str, Any] = {
         "unheard": {},
+        "silent": {},
         "lost": frozenset(),
         "stopped": frozenset(),
         "is_metered": False,
@@ -42,30 +43,30 @@ def inputs(**other: Any) -> Inputs:
 
 
 ONE = frozenset({EDGE_1.node_id})
-ECHO = {"answering": {}, "unheard": {"edge-1": 91.0}}
-BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay")})
+ECHO = {"answering": {}, "unheard": {"edge-1": 91.0}, "silent": {"edge-1": 96.0}}
+BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay", asked_since_s=60.0)})
 
 
 @pytest.mark.parametrize(
     ("other", "silence"),
     [
         ({}, None),
-        (ECHO, Pause(91.0, "echo")),
-        ({**ECHO, "lost": ONE}, Pause(91.0, "echo and registry")),
-        ({**ECHO, "metered": ONE}, Pause(91.0, "echo", is_metered=True)),
-        ({**ECHO, "is_metered": True}, Pause(91.0, "echo", is_metered=True)),
+        (ECHO, Pause(91.0, "echo", asked_since_s=96.0)),
+        ({**ECHO, "lost": ONE}, Pause(91.0, "echo and registry", asked_since_s=96.0)),
+        ({**ECHO, "metered": ONE}, Pause(91.0, "echo", is_metered=True, asked_since_s=96.0)),
+        ({**ECHO, "is_metered": True}, Pause(91.0, "echo", is_metered=True, asked_since_s=96.0)),
         # one word against an echo is not enough: its daemon alone is away
         ({"lost": ONE}, None),
         # against nobody's it counts, from when it is heard on
-        ({"answering": {}, "lost": ONE}, Pause(NOW_S, "registry")),
+        ({"answering": {}, "lost": ONE}, Pause(NOW_S, "registry", asked_since_s=NOW_S)),
         ({"answering": {}}, None),
-        ({"answering": {}, "overlay_is_up": False}, Pause(NOW_S, "overlay")),
+        ({"answering": {}, "overlay_is_up": False}, Pause(NOW_S, "overlay", asked_since_s=NOW_S)),
         # a silence goes on until an answer ends it
-        ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay")),
-        ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo")),
+        ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay", asked_since_s=60.0)),
+        ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo", asked_since_s=60.0)),
         ({"own": BEFORE}, None),
         # while Ray does not list the head itself, nobody can say who is a member
-        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(60.0, "overlay")),
+        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(60.0, "overlay", asked_since_s=60.0)),
         ({**ECHO, "ray_alive": frozenset()}, None),
         # whom Ray does not list is not paused, nor who was switched off
         ({**ECHO, "ray_alive": frozenset({"10.10.0.2"})}, None),
@@ -109,6 +110,18 @@ async def test_a_pause_is_told_some_seconds_after_the_last_answer(metered: froze
         now_s += world.again_s
     assert is_paused
     assert now_s == after_s
+
+
+async def test_three_echoes_that_are_lost_within_a_second_are_no_pause_yet() -> None:
+    """Where nobody had to be asked for a while, the last answer is old at once."""
+    world = World()
+    heard_s = world.clock.monotonic_s()
+    await world.clock.advance(9.0)
+    silent = {"answering": {}, "unheard": {"edge-1": heard_s}, "silent": {"edge-1": heard_s + 8.0}}
+    assert not await world.is_paused(**silent)
+    assert world.again_s == 1.0
+    await world.clock.advance(world.again_s)
+    assert await world.is_paused()
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ class Pause:
         since_s: its last answer, on the monotonic clock.
         told_by: who says that it is silent: "echo", "registry", both, or "overlay" where this machine's own is down.
         is_metered: a question costs money at either end, so it is asked seldom.
+        asked_since_s: the first question that it did not answer.
     """
 
     since_s: float
     told_by: str
     is_metered: bool = False
+    asked_since_s: float = 0.0
 
     def gives_up_in_s(self, now_s: float, ride_through_s: int) -> float:
         """Seconds until Ray may give the member up at the earliest. Ray rarely does so at once then."""

@@ -25,6 +25,7 @@ PAUSED: Final[Fact[Mapping[str, Pause]]] = Fact("paused")
 
 _PAUSED_AFTER_S = 8.0  # since the last answer: everybody is told within 10 s
 _METERED_PAUSED_AFTER_S = 3 * METERED.needed_s
+_ASKED_FOR_S = 2.0  # in vain, at least: three echoes are lost within a second, by a machine that is busy as well
 
 log = get_logger("runs")
 
@@ -58,6 +59,7 @@ class Inputs:
     overlay_is_up: bool
     answering: Mapping[str, float]
     unheard: Mapping[str, float | None]
+    silent: Mapping[str, float]
     lost: frozenset[str]
     stopped: frozenset[str]
     is_metered: bool
@@ -91,7 +93,7 @@ class Pauses(Part[Inputs, Tell]):
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Tell]:
         silences = silent_members(now, self._node_id, at_s)
-        due_s = {node_id: pause.since_s + _paused_after_s(pause) for node_id, pause in silences.items()}
+        due_s = {node_id: _told_from_s(pause) for node_id, pause in silences.items()}
         seen = Seen(silences, {node_id: pause for node_id, pause in silences.items() if due_s[node_id] <= at_s})
         if seen != now.own:
             return Decision(does=Tell(seen))
@@ -152,9 +154,12 @@ def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
         heard_s = now.unheard.get(entry.hostname)
         since_s = heard_s if heard_s is not None else known.since_s if known is not None else at_s
         is_metered = now.is_metered or node_id in now.metered
-        found[node_id] = Pause(since_s, told_by or (known.told_by if known else ""), is_metered)
+        asked_s = now.silent.get(entry.hostname, since_s)
+        found[node_id] = Pause(since_s, told_by or (known.told_by if known else ""), is_metered, asked_s)
     return found
 
 
-def _paused_after_s(pause: Pause) -> float:
-    return _METERED_PAUSED_AFTER_S if pause.is_metered else _PAUSED_AFTER_S
+def _told_from_s(pause: Pause) -> float:
+    """When a silence becomes a pause, on the monotonic clock."""
+    after_s = _METERED_PAUSED_AFTER_S if pause.is_metered else _PAUSED_AFTER_S
+    return max(pause.since_s + after_s, pause.asked_since_s + _ASKED_FOR_S)
