@@ -59,6 +59,13 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
             [ALL, becomes("20:48", "edge-2", "paused"), becomes("20:58", "edge-2", "away", "offline")],
             ["20:48  edge-2 is away since then: offline.", "In the end 2 of 3 nodes work: edge-2 is away."],
         ),
+        (  # a head that is started anew finds it as it was
+            [ALL, becomes("20:48", "edge-2", "away"), nodes("21:00", coming="cloud edge-1 edge-2")],
+            [
+                "20:48  edge-2 is away since then.",
+                "In the end 0 of 3 nodes work: cloud is starting, edge-1 is starting, edge-2 is…",
+            ],
+        ),
         (  # it came back while no daemon looked
             [ALL, becomes("20:48", "edge-2", "away"), nodes("21:00", ok="cloud edge-1 edge-2")],
             ["20:48  edge-2 was away for 12m00s.", "In the end all 3 nodes work."],

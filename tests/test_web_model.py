@@ -228,6 +228,7 @@ def test_what_was_recorded_is_known_after_a_restart(tmp_path: Path) -> None:
         return json.dumps({"at": (NOW + timedelta(minutes=minute)).isoformat(), "what": what, **fields})
 
     silent = {"node_id": "a", "node": "edge-1", "why": "w", "lasted_s": None, "was": "ok", "health": "paused"}
+    silent |= {"is_event": True}
     back = silent | {"health": "ok", "was": "paused", "why": "", "lasted_s": 130.0}
     run = {"command": "train.py", "attempt": 1, "ended": True, "exit_status": 1, "why": "edge-1 was lost"}
     lines = [
@@ -239,12 +240,14 @@ def test_what_was_recorded_is_known_after_a_restart(tmp_path: Path) -> None:
         line(24, "run", **run),
         line(31, "sample"),
         line(55, "started", pid=2),
-        line(55, "nodes", health={"ok": ["cloud"]}),
+        line(55, "nodes", health={"coming": ["cloud"]}),
+        line(55, "node", **silent | {"node": "cloud", "health": "ok", "was": "coming", "is_event": False}, since="x"),
+        line(55, "node", written_by="another version"),
     ]
     (tmp_path / "flight.jsonl").write_text("\n".join([*lines, '{"at": "20']))
     history = History()
     history.restore(noted(tmp_path, NOW - timedelta(days=1), RECORDED))
-    assert {name: bar["marks"] for name, bar in history.timeline.bars.items()} == {"cloud": "oooo o", "edge-1": "oopo"}
+    assert {name: bar["marks"] for name, bar in history.timeline.bars.items()} == {"cloud": "oooo c", "edge-1": "oopo"}
     assert [(event["text"], event["detail"]) for event in history.events] == [
         ("edge-1 is paused", "w"),
         ("edge-1 is back after 2m10s", ""),

@@ -117,9 +117,9 @@ class _Telling:
 
     def _node(self, name: str, health: str, at: datetime, why: str) -> None:
         was = self.states.get(name)
-        self.states[name] = health
-        if was == health:
+        if was == health or (health == "coming" and was in _NODES):  # it is back once it works
             return
+        self.states[name] = health
         if was in _NODES and not (was == "paused" and health == "away"):
             since, reason = self.why.pop(name)
             self.past.append(_of_node(name, was, since, at, reason))
@@ -172,13 +172,12 @@ class _Telling:
     def end(self) -> str:
         if not self.states:
             return f"In the end {self.hostname} was {self.phase or 'in an unknown phase'}."
-        bad = [f"{name} {_NODES[health][2]}" for name, health in sorted(self.states.items()) if health in _NODES]
+        still = {"coming": "is starting", **{health: words[2] for health, words in _NODES.items()}}
+        bad = [f"{name} {still[health]}" for name, health in sorted(self.states.items()) if health in still]
         works = len(self.states) - len(bad)
         if not bad:
             return f"In the end all {works} nodes work."
-        return (
-            f"In the end {works} of {len(self.states)} nodes work: {', '.join(bad[:4])}{' …' if len(bad) > 4 else ''}."
-        )
+        return _short(f"In the end {works} of {len(self.states)} nodes work: {', '.join(bad)}.")
 
 
 def _of_node(name: str, health: str, since: datetime, until: datetime | None, why: str) -> Incident:

@@ -44,6 +44,7 @@ class NodeChange(TypedDict):
     lasted_s: float | None  # what was
     since: str  # what is: of a silent node, its last answer
     why: str
+    is_event: bool  # not where a head that starts finds out who works
 
 
 class RunChange(TypedDict):
@@ -94,10 +95,7 @@ class History:
     def compare(
         self, was: Mapping[str, NodeRow], now: Mapping[str, NodeRow], at: datetime, *, is_starting: bool = False
     ) -> list[NodeChange]:
-        """What the rows tell. Returns which nodes are in another state.
-
-        ``is_starting``: the head is, and finds out who works: that is no event.
-        """
+        """What the rows tell. Returns which nodes are in another state. ``is_starting``: the head is."""
         found = []
         for node_id, row in now.items():
             self.timeline.note(row["hostname"], row["health"], at, row["silent_since"])
@@ -116,10 +114,10 @@ class History:
                     lasted_s=(at - datetime.fromisoformat(began)).total_seconds() if began else None,
                     since=row["silent_since"] or at.isoformat(timespec="seconds"),
                     why=row["wrong"][0] if row["wrong"] else "",
+                    is_event=not (is_starting and before["health"] == "coming"),
                 )
+                self.node_changed(at, change)
                 found.append(change)
-                if not (is_starting and change["was"] == "coming"):
-                    self.node_changed(at, change)
             if _way(before) != _way(row) and row["path"] not in (None, "self") and before["path"] is not None:
                 text = f"{row['hostname']} is reached {_way(row)}, was {_way(before)}"
                 self.event(at, "info", "path", text, node_id=node_id)
@@ -137,7 +135,7 @@ class History:
     def node_changed(self, at: datetime, change: NodeChange) -> None:
         """The event of a change. How a node starts is none before it works, or does not."""
         health, was = change["health"], change["was"]
-        if health == "coming" and was not in ("ok", "warning", "paused"):
+        if not change["is_event"] or (health == "coming" and was not in ("ok", "warning", "paused")):
             return
         severity, words = _HEALTH_WORDS[health]
         if was in ("paused", "away") and health in ("ok", "warning") and change["lasted_s"]:
