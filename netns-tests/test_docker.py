@@ -397,13 +397,13 @@ def test_what_is_missing_is_named(engine: Engine, edge: Role, missing: str, give
         wait_until("it is named", reason, wanted=lambda found: found == missing)
         waited = engine.docker("exec", container, "edgelink", "wait", "--timeout", "1s", check=False)
         assert waited.returncode == 75
-        assert f"OverlayUp {missing}" in waited.stderr
+        assert f"OverlayUp: {missing}" in waited.stderr
         # It is so too while no daemon answers yet, which the checks before have said.
         wait_until(
             "the container is unhealthy, and says why",
             lambda: engine.inspect(container)["State"]["Health"],
             wanted=lambda found: (
-                found["Status"] == "unhealthy" and f"OverlayUp {missing}" in found["Log"][-1]["Output"]
+                found["Status"] == "unhealthy" and f"OverlayUp: {missing}" in found["Log"][-1]["Output"]
             ),
         )
     finally:
