@@ -352,7 +352,7 @@ def test_an_old_terminal_gets_what_it_can_show(tmp_path: Path) -> None:
     result = run(
         "doctor", "memory", env={**os.environ, "PYTHONIOENCODING": "latin-1", "EDGELINK_STATE_DIR": str(tmp_path)}
     )
-    assert result.stderr == ""
+    assert "unexpected" not in result.stderr
     assert " memory " in result.stdout
 
 

@@ -36,7 +36,7 @@ def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatc
     edge.environ["RAY_ADDRESS"] = "192.0.2.1:6379"
     result = run()
     assert result.return_value == 1
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0] == "what is wrong"
     assert lines[1].split()[:2] == ["✗", "secrets-private"]
     assert max(map(len, lines)) <= 80
@@ -44,22 +44,22 @@ def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatc
     topics = [line.split()[1] for line in lines if line.startswith("✓")]
     assert topics[0] == "node"
     assert second < next(number for number, line in enumerate(lines) if line.startswith("✓"))
-    assert "what to do: unset RAY_ADDRESS" in result.output
+    assert "what to do: unset RAY_ADDRESS" in result.stdout
     assert lines[-1].startswith("1 failed, 1 limited, ")
 
 
 def test_a_machine_that_is_well_is_a_line_a_topic(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with statements as far as they fit. In full there is a line for each check."""
     monkeypatch.setenv("COLUMNS", "80")
-    rows = json.loads(run("--json").output)["checks"]
+    rows = json.loads(run("--json").stdout)["checks"]
     well = {row["topic"] for row in rows if row["verdict"] == "ok"}
-    *lines, _ = run().output.splitlines()
+    *lines, _ = run().stdout.splitlines()
     assert [line.split()[1] for line in lines] == [topic for topic in TOPICS if topic in well]
     assert max(map(len, lines)) <= 80
     by_topic = {line.split()[1]: line for line in lines}
     told = [row for row in rows if row["message"] in by_topic.get(row["topic"], "")]
     assert {row["topic"] for row in told} == well
-    full = run("--verbose").output
+    full = run("--verbose").stdout
     assert all(row["check"] in full for row in rows)
 
 
@@ -69,7 +69,7 @@ def test_what_it_says_to_do_can_be_typed(edge: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr("edgelink.doctor.state._secrets", lambda _: iter(secrets))
     for path in secrets:
         path.chmod(0o644)
-    (row,) = json.loads(run("secrets-private", "--json").output)["checks"]
+    (row,) = json.loads(run("secrets-private", "--json").stdout)["checks"]
     subprocess.run(["sh", "-c", row["remedy"].partition(";")[0]], check=True)
     assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600] * len(secrets)
 
@@ -78,22 +78,22 @@ def test_what_others_have_written_commands_no_terminal(edge: Machine) -> None:
     """Any user of the machine may have stopped a robot, under a name and for a reason of their own."""
     latch = edge.write("robots/a b\x1b[2J.stopped", json.dumps({"time": "now", "cause": "\x1b]0;mine\x07"}))
     edge.probes.robots = [latch.parent]
-    told = run("robot-stopped").output
+    told = run("robot-stopped").stdout
     assert "mine" in told
     assert all(line.isprintable() for line in told.splitlines())
 
 
 def test_what_was_skipped_is_shown_when_it_is_asked_for(edge: Machine) -> None:
     """With the reason."""
-    assert "only the relay with the registry needs it" not in run().output
+    assert "only the relay with the registry needs it" not in run().stdout
     for arguments in (["-v"], ["mosquitto"], ["overlay"]):
-        assert "only the relay with the registry needs it" in run(*arguments).output
+        assert "only the relay with the registry needs it" in run(*arguments).stdout
 
 
 def test_checks_are_chosen_by_name_and_by_topic(edge: Machine) -> None:
     """What is not chosen is not asked; what is not there is named."""
     edge.paths.node_key.chmod(0o644)
-    found = json.loads(run("tun", "robots", "--json").output)
+    found = json.loads(run("tun", "robots", "--json").stdout)
     assert found["ok"] is True
     assert [(row["check"], row["topic"]) for row in found["checks"]] == [
         ("tun", "machine"),
@@ -108,7 +108,7 @@ def test_the_whole_answer_for_programs(edge: Machine) -> None:
     """Every check, each with the keys that the page names."""
     edge.environ["RAY_ADDRESS"] = "192.0.2.1:6379"
     result = run("--json")
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert list(deviations(found, schema.Doctor)) == []
     assert (result.return_value, found["ok"]) == (0, True)  # limited is not failed
     assert [row["check"] for row in found["checks"]] == [name_of(check) for check in CHECKS]

@@ -41,8 +41,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def told(*arguments: str) -> str:
     result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
+    assert result.exit_code == 0, result.stdout
+    return result.stdout
 
 
 def document() -> dict[str, Any]:

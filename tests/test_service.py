@@ -380,14 +380,14 @@ def test_a_mistake_in_the_configuration_hides_nothing_of_the_service(command: Re
     (tmp_path / "edgelink.yaml").write_text("overlay: {devise: et0}\n")
     command.told["edgelink-edge.service"] = "ActiveState=active\nSubState=running\nStatusText=Ready\n"
     looked = call("status", "--json", "--config", str(tmp_path / "edgelink.yaml"))
-    answer = json.loads(looked.output)
+    answer = json.loads(looked.stdout)
     assert list(deviations(answer, schema.Service)) == []
     assert (answer["well"], answer["units"][0]["says"], answer["units"][0]["file"]) == (True, "Ready", "unknown")
     assert "overlay.devise: unknown key" in answer["config_error"]
     shown = call("status", "--config", str(tmp_path / "edgelink.yaml")).output
     assert "edgelink-edge.service: active (running)" in shown
     assert "overlay.devise: unknown key" in shown
-    assert json.loads(call("status", "--json").output)["config_error"] is None
+    assert json.loads(call("status", "--json").stdout)["config_error"] is None
 
 
 def test_who_uninstalls_another_role_is_told_which_is_installed(command: RecordedMachine) -> None:
@@ -416,7 +416,7 @@ def test_a_configuration_elsewhere_has_to_be_named_once(command: RecordedMachine
     assert call("install", "edge", "--config", str(tmp_path / name)).exit_code == 0
     unit = command.path(EDGE).read_text()
     assert "--config" in unit
-    assert json.loads(call("status", "--json").output)["units"][0]["file"] == "current"
+    assert json.loads(call("status", "--json").stdout)["units"][0]["file"] == "current"
     assert "nothing to do" in call("install", "edge").output
     assert command.path(EDGE).read_text() == unit
     (tmp_path / "other.yaml").write_text("{}\n")
@@ -441,7 +441,7 @@ def test_uninstall_says_what_stays_and_what_systemd_has(command: RecordedMachine
     drop_in = command.path(Path(f"{EDGE}.d"))
     drop_in.mkdir()
     (drop_in / "override.conf").write_text("[Service]\n")
-    answer = json.loads(call("status", "--json").output)
+    answer = json.loads(call("status", "--json").stdout)
     assert (answer["well"], answer["units"][0]["enabled"], answer["units"][0]["file"]) == (False, True, "current")
     assert (answer["schema"], list(deviations(answer, schema.Service))) == (1, [])
     gone = call("uninstall")

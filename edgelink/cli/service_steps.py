@@ -197,7 +197,8 @@ def uninstall(
             raise click.UsageError("nobody can be asked here: give --yes")
         click.confirm(f"All of {paths.state} is removed, and with it this machine's key. Go on?", abort=True)
     is_last = _is_last(machine, role)
-    do(steps, machine)
+    with waiting_for("stopping this machine's daemon, Ray and EasyTier"):
+        do(steps, machine)
     click.echo("the service is removed" if steps else _not_installed(machine, role))
     if is_last and (steps or purge):
         _end_what_is_left(config, paths, purge=purge)

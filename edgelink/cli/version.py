@@ -45,6 +45,7 @@ def _configured() -> dict[str, Any]:
     """What the configuration decides; each that cannot be told is null, and why is in ``problems``."""
     import asyncio
 
+    from edgelink.cli.patience import waiting_for
     from edgelink.config import Config, load_config
     from edgelink.errors import EdgelinkError
     from edgelink.overlay.acquisition import default_cache_dir, find_easytier
@@ -62,7 +63,8 @@ def _configured() -> dict[str, Any]:
     except EdgelinkError as error:
         problems["easytier"] = str(error)
     try:
-        found = asyncio.run(inspect_interpreter(config.ray.python, asker=named_asker(config.ray)))
+        with waiting_for(f"asking {config.ray.python or 'python3'} for Ray"):
+            found = asyncio.run(inspect_interpreter(config.ray.python, asker=named_asker(config.ray)))
         ray = {
             "version": found.ray_version,
             "python": found.python_version,
