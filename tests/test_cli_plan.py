@@ -268,7 +268,7 @@ def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monk
         asked.append(request)
         return {"nodes": listed, "paused": [{"hostname": "edge-1", "why": "no answer for 12s"}]}
 
-    monkeypatch.setattr("edgelink.api.client.call", call)
+    monkeypatch.setattr("edgelink.cli.patience.call", call)
     monkeypatch.setattr("edgelink.cli.driver_run.refuse_elsewhere", lambda paths: {})
     file, nodes = files
 
