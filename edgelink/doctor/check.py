@@ -17,7 +17,7 @@ from edgelink.doctor.probes import Probes
 from edgelink.errors import EdgelinkError
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
-from edgelink.wording import few
+from edgelink.wording import few, role_in_words
 
 BOOTSTRAP = "bootstrap"
 
@@ -141,7 +141,7 @@ class Surroundings:
         """This node's long-lived processes by name, as far as they are known."""
         found: dict[str, int] = {}
         for daemon in self.daemons:
-            for name, key in ((f"{daemon['role']} daemon", "pid"), ("EasyTier", "easytier_pid")):
+            for name, key in ((f"{role_in_words(daemon['role'])} daemon", "pid"), ("EasyTier", "easytier_pid")):
                 if daemon.get(key):
                     found[name] = int(daemon[key])
             if daemon.get("broker_pid"):
