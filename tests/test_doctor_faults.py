@@ -113,6 +113,12 @@ def stopped_robot(machine: Machine) -> None:
     machine.probes.robots = [latch.parent]
 
 
+def a_paused_edge(machine: Machine) -> None:
+    said = {"type": "NodesReady", "status": "False", "reason": "NodesPaused", "message": "paused, no answer: edge-1"}
+    machine.daemon["role"] = "head"
+    machine.daemon["conditions"].append(said)
+
+
 def another_cluster(machine: Machine) -> None:
     machine.daemon["cluster"] |= {"python_version": "3.10.12"}
 
@@ -162,6 +168,7 @@ def collision() -> LocalNetwork:
 # The check that has to find it, its verdict, a word of what it says, and how the fault is planted.
 FAULTS: list[tuple[str, str, str, Plant]] = [
     ("daemon-ready", "failed", "DeviceDown", unready),
+    ("nodes-answer", "failed", "edge-1", a_paused_edge),
     ("daemon-current", "limited", "0.0.1", changed_daemon(version="0.0.1")),
     ("daemon-current", "limited", "edgelink.yaml", lambda m: os.utime(m.paths.node_socket, (SINCE_S, SINCE_S))),
     ("membership", "failed", "damaged", lambda m: m.paths.membership.write_text('{"version": 1}')),
