@@ -10,9 +10,8 @@ import pytest
 
 from edgelink.config import Config, load_config
 from edgelink.errors import EdgelinkError
-from edgelink.placement import check_before_waiting, load_nodes_file
+from edgelink.placement import InvalidClusterError, check_before_waiting, load_nodes_file
 from edgelink.placement.load import read_cluster_file, read_yaml
-from edgelink.placement.problems import InvalidClusterError
 from edgelink.training.trainer.options import parse
 
 _ROOT = Path(__file__).parent.parent
@@ -30,6 +29,7 @@ Load = Callable[[Path], object]
 
 
 def load_cluster(path: Path) -> None:
+    """As the commands do."""
     file = read_cluster_file(path)
     try:
         check_before_waiting(file.section)
