@@ -57,6 +57,7 @@ class Head:
         self.most_open = 0
         self.directory = directory
         self.grant: dict[str, Any] = {"environment": {}}
+        self.grants = True
         self._changed = asyncio.Event()
 
     def lose_node(self) -> None:
@@ -80,6 +81,8 @@ class Head:
         self.most_open = max(self.most_open, self.open)
         try:
             yield {"event": "waiting", "nodes": self._nodes(), "left_s": 1.0, "notes": ["somebody is in the way"]}
+            while not self.grants:
+                await asyncio.sleep(3600)
             yield {"event": "granted", "placement": None, **self.grant, "nodes": self._nodes()}
             while True:
                 self._changed.clear()
@@ -282,6 +285,18 @@ async def test_stop_ends_a_driver_that_would_wait_for_ever(head: Head) -> None:
     _, words = await run.communicate()
     assert run.returncode == 69, words
     assert "--on-node-loss stop" in head.records[-1]["attempts"][0]["what_followed"]
+
+
+async def test_who_stops_the_wait_for_the_nodes_is_told_that_nothing_runs(head: Head) -> None:
+    """CMD has not begun."""
+    head.grants = False
+    run = await head.start(WAITS)
+    await eventually(lambda: head.open == 1, 60)
+    run.send_signal(signal.SIGINT)
+    _, words = await run.communicate()
+    assert run.returncode == 130
+    assert b"CMD does not run" in words
+    assert not (head.directory / "started-1").exists()
 
 
 async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:

@@ -138,7 +138,7 @@ class _Run:
                     return decision.exit_status
                 self._clock.block(decision.delay_s)
         except KeyboardInterrupt:  # while CMD runs, Ctrl+C is its own
-            say("stopped: CMD does not run, and waits for nothing any more; the head daemon goes on")
+            say("stopped: CMD does not run, and nothing of this run does")
             raise
         finally:
             if self._request is not None:
