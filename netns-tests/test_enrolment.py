@@ -136,7 +136,7 @@ def test_a_used_token_is_refused(shared: Lab) -> None:
     token = make_token(shared)
     first = joined(Machine(shared, "edge-1", "first-user"), token)
     second = Machine(shared, "edge-2", "second-user")
-    assert_error(second.join(token), 1, "was used already", first.node_id, "edgelink token create --role edge")
+    assert_error(second.join(token), 1, "was used already", first.hostname, "edgelink token create --role edge")
     assert second.lease is None
     assert "second-user" not in recorded(shared)
     assert leftovers(shared, "edge-2") == []

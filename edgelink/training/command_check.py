@@ -34,7 +34,7 @@ def check_command(argv: Sequence[str], directory: Path, verbs: Collection[str], 
         hint = f"did you mean `edgelink {near[0]}`?" if near else "`edgelink --help` lists its commands"
         raise UsageError(f"edgelink has no command {argv[1]!r}", hint=hint)
     script = _script(argv) if _PYTHON.fullmatch(name) or name in SHELLS else None
-    if script is not None and not (directory / script).exists():
+    if script is not None and _is_missing(directory / script):
         raise UsageError(f"{script}: there is no such file in {directory}", hint=_near_file(directory / script))
 
 
@@ -57,6 +57,13 @@ def _script(argv: Sequence[str]) -> str | None:
         elif word == "-" or (not word.startswith("--") and re.search("[cms]", word)):
             return None
     return None
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # a directory that may not be searched: the interpreter will say so
+        return False
 
 
 def _near_file(missing: Path) -> str:
