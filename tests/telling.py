@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import unified_diff
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -31,9 +32,10 @@ def refuses(error: type[_Error], *values: object, reason: str = "") -> Iterator[
     """The body raises ``error`` with exactly this reason, by default the class's, and tells these values."""
     with pytest.raises(error) as caught:
         yield caught
-    assert caught.value.condition_reason == (reason or error.reason), str(caught.value)
+    said = f"{caught.value.condition_reason}: {caught.value}"
+    assert caught.value.condition_reason == (reason or error.reason), said
     for value in values:
-        assert str(value) in str(caught.value)
+        assert str(value) in str(caught.value), f"{value} is not in {said}"
 
 
 class Words:
@@ -55,8 +57,9 @@ class Words:
         """Hold all that was heard against the file, or keep it for a new one."""
         if IS_WRITING:
             _written.setdefault(self._path, {})[self._key] = self._heard
-        else:
-            assert self._heard == entries(self._path).get(self._key), "once it is as it should be: `make words`"
+            return
+        changes = "\n".join(unified_diff(entries(self._path).get(self._key, []), self._heard, lineterm="", n=9))
+        assert not changes, f"{self._path.name} says otherwise; once it is as it should be: `make words`\n{changes}"
 
 
 @cache
@@ -77,5 +80,6 @@ def write_words() -> None:
     for path, heard in _written.items():
         run = {key.partition(":")[0] for key in heard}
         kept = {key: said for key, said in entries(path).items() if key.partition(":")[0] not in run}
-        blocks = ("\n".join([key, *(_INDENT + text for text in said)]) for key, said in sorted((kept | heard).items()))
+        both = sorted((key, said) for key, said in (kept | heard).items() if said)
+        blocks = ("\n".join([key, *(_INDENT + text for text in said)]) for key, said in both)
         path.write_text("\n".join(blocks) + "\n")
