@@ -20,6 +20,7 @@ USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/
 # One run for each: two folders may each have a file of one name.
 TESTS := tests netns-tests netns-tests/benchmarks
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver
+IMAGES := relay head edge
 ROUNDS ?= 10
 PREVIOUS ?= a12de27# the first one whose nodes know each other by the echo
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
@@ -39,7 +40,7 @@ ifeq ($(shell uname -m),x86_64)
 export EDGELINK_EASYTIER ?= wheel
 endif
 
-.PHONY: help setup system easytier machine demo test test-long lint docs reference words unit processes netns netns-seconds neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
+.PHONY: help setup system easytier machine demo test test-long lint docs reference words unit processes netns netns-seconds neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages images check-aarch64 clean
 
 help: ## this list
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -161,6 +162,12 @@ coverage: setup machine ## which branches of edgelink/ the tests take, in all pr
 
 packages: setup ## wheel, sdist, offline bundle and .deb for this machine's architecture, in dist/ (MACHINE=aarch64: for another)
 	$(BIN)/python .ci/packages/packages.py deb $(MACHINE:%=--machine %)
+
+# With a registry's name in front, as docker push needs it: REGISTRY=registry.example.org/robots/.
+images: ## container images edgelink-relay, -head and -edge for this architecture; IMAGE_OPTIONS="--build-arg …" for docker build
+	@set -e; version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); for image in $(IMAGES); do \
+	  docker build --file docker/Dockerfile --target $$image $(IMAGE_OPTIONS) \
+	    --tag $(REGISTRY)edgelink-$$image --tag $(REGISTRY)edgelink-$$image:$$version .; done
 
 check-aarch64: setup ## whether all that a node runs is there as wheels for aarch64; asks the package index only
 	$(BIN)/python .ci/packages/packages.py check-aarch64

@@ -32,7 +32,7 @@ from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir
 
 FILES = REPOSITORY / "docker"
 BASE = "edgelink-test-base"
-_CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "README.md")
+_CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "Makefile", "README.md")
 _CONTEXT += ("docker", "edgelink", "pyproject.toml", "systemd")
 _LOCK = "tests/requirements.lock"
 _START_S = 120.0
@@ -141,8 +141,8 @@ class Engine:
 
     # -- images
 
-    def build(self, targets: list[str], easytier: EasyTierBinary) -> None:
-        """``edgelink-TARGET`` from this checkout, without a network."""
+    def build(self, easytier: EasyTierBinary) -> None:
+        """Make the images from this checkout by the one command that there is for it, without a network."""
         with subprocess.Popen(["tar", "-C", debian_root(), "-c", "."], stdout=subprocess.PIPE) as archive:
             subprocess.run(
                 ["docker", "import", "-", f"{BASE}-root"],
@@ -170,13 +170,9 @@ class Engine:
                 shutil.copy2(program, context / "easytier")
         else:
             values["EASYTIER"] = self._env["EDGELINK_EASYTIER"] = "wheel"  # the compose files' name for it
-        given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
-        for target_name in targets:
-            arguments = (*given, "--network", "none")
-            tag = ("--target", target_name, "--tag", f"edgelink-{target_name}")
-            self.docker(
-                "build", "--file", str(context / "docker/Dockerfile"), *arguments, *tag, str(context), timeout_s=300
-            )
+        given = " ".join(f"--build-arg {name}={value}" for name, value in values.items())
+        command = ["make", "--directory", str(context), "images", f"IMAGE_OPTIONS=--network none {given}"]
+        self._run(command, check=True, timeout_s=600)
 
     def import_nothing(self, name: str) -> None:
         """An image without files, for containers that mount what they need."""

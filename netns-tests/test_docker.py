@@ -57,7 +57,7 @@ def engine(lab: Lab) -> Iterator[Engine]:
     engine = Engine(netns_path(lab.name, EDGE))
     try:
         engine.start()
-        engine.build(["relay", "head", "edge"], find_easytier(None, default_cache_dir()))
+        engine.build(find_easytier(None, default_cache_dir()))
         yield engine
     finally:
         engine.close()

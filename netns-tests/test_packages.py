@@ -107,6 +107,14 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     }
 
 
+def test_the_page_for_maintainers_tells_where_each_file_goes(dist: Path) -> None:
+    """All that `make packages` makes, and nothing that it does not."""
+    page = (REPOSITORY / "docs/publishing.md").read_text()
+    told = re.findall(r"`dist/(\S+)`", page.partition("\n\n## ")[0])
+    assert [pattern for pattern in told if not list(dist.glob(pattern))] == []
+    assert {file.name for pattern in told for file in dist.glob(pattern)} == {file.name for file in dist.iterdir()}
+
+
 def test_the_wheel_of_the_sdist_is_that_of_the_checkout(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     """Byte by byte: what is built from either is the same."""
     with tarfile.open(sdist) as archive:
