@@ -81,8 +81,8 @@ class Head:
         self.most_open = max(self.most_open, self.open)
         try:
             yield {"event": "waiting", "nodes": self._nodes(), "left_s": 1.0, "notes": ["somebody is in the way"]}
-            while not self.grants:
-                await asyncio.sleep(3600)
+            if not self.grants:
+                await asyncio.Event().wait()  # for ever
             yield {"event": "granted", "placement": None, **self.grant, "nodes": self._nodes()}
             while True:
                 self._changed.clear()
