@@ -295,6 +295,21 @@ async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     assert world.rows["edge-2"]["placed"] == []
 
 
+async def test_the_time_left_is_known_of_a_step_file_alone(world: World) -> None:
+    """Of a driver that says how far it is, of how many, and nothing else."""
+    events = world.run(record=record(), running=True)
+    await first(events, "granted")
+    for seconds in (0, 20, 40):
+        await world.requests.note(ROOT, {"record": record(ONE | {"step": f"{100 + seconds // 2}/400"})})
+        world.dashboard.look()
+        world.clock.block(20)
+    assert world.dashboard.feed.newest is not None
+    run = world.dashboard.feed.newest["run"]
+    assert run is not None
+    assert (run["step"], run["total_steps"], run["steps_per_s"]) == (120, 400, 0.5)
+    await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
+
+
 async def test_every_start_and_every_end_of_a_run_is_told(world: World) -> None:
     """Also those of which several come between two looks; each once."""
     events = world.run(record=record(), running=True)

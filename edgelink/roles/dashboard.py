@@ -20,7 +20,7 @@ from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import RECORDED, Conditions, History, RunChange
 from edgelink.api.web.login import LINK_LIVES_S, Logins
 from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
-from edgelink.api.web.pace import Pace
+from edgelink.api.web.pace import Pace, step_of
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.conditions import Phase
@@ -228,6 +228,10 @@ class Dashboard:
         for at, record in self._runs.take_records():
             before, self._run_seen = self._run_seen, record
             self._compare(before, record, at)
+            step, _ = step_of(record["attempts"][-1]["step"]) if record["attempts"] else (None, None)
+            has_points = bool(self.history.points) and self.history.points[-1]["run_id"] == record["run_id"]
+            if step is not None and not has_points:  # the two are not told at the same time
+                self._pace.note(record["run_id"], at, step)
 
     def _compare(self, before: dict[str, Any] | None, record: dict[str, Any], now: datetime) -> None:
         former = before["attempts"] if before is not None and before["run_id"] == record["run_id"] else []
