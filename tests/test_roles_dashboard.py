@@ -196,7 +196,7 @@ async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: 
 
     monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     assert await health_after(".x.x.") == ("ok", 0.0)
-    assert await health_after("x.....") == ("warning", pytest.approx(3 / 11, abs=0.001))
+    assert await health_after("x.....") == ("warning", 0.273)
     assert "pings" in world.rows["edge-1"]["wrong"][-1]
     assert await health_after("." * 36) == ("ok", 0.0)
     assert await health_after("xxxxx.") == ("ok", 0.0)

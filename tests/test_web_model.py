@@ -215,7 +215,7 @@ def test_a_step_of_a_bar_shows_the_worst_and_nothing_where_nobody_looked() -> No
     timeline.note("edge-1", "ok", NOW)
     assert timeline.bars["edge-1"]["marks"] == "o"
     for second in range(3 * MOST_OUTAGES):
-        timeline.note("edge-1", cast(Health, ("paused", "ok")[second % 2]), NOW + timedelta(seconds=second))
+        timeline.note("edge-1", ("paused", "ok")[second % 2], NOW + timedelta(seconds=second))
     assert len(timeline.outages) == MOST_OUTAGES
     timeline.forget("edge-1")
     assert timeline.bars == {}
@@ -227,8 +227,8 @@ def test_what_was_recorded_is_known_after_a_restart(tmp_path: Path) -> None:
     def line(minute: float, what: str, **fields: Any) -> str:
         return json.dumps({"at": (NOW + timedelta(minutes=minute)).isoformat(), "what": what, **fields})
 
-    silent = {"node_id": "a", "node": "edge-1", "why": "w", "lasted_s": None, "was": "ok", "health": "paused"}
-    silent |= {"is_event": True}
+    silent: dict[str, Any] = {"node_id": "a", "node": "edge-1", "why": "w", "lasted_s": None}
+    silent |= {"was": "ok", "health": "paused", "is_event": True}
     back = silent | {"health": "ok", "was": "paused", "why": "", "lasted_s": 130.0}
     run = {"command": "train.py", "attempt": 1, "ended": True, "exit_status": 1, "why": "edge-1 was lost"}
     lines = [
