@@ -136,7 +136,7 @@ def test_a_used_token_is_refused(shared: Lab) -> None:
     token = make_token(shared)
     first = joined(Machine(shared, "edge-1", "first-user"), token)
     second = Machine(shared, "edge-2", "second-user")
-    assert_error(second.join(token), 1, "was used already", first.hostname, "edgelink token create --role edge")
+    assert_error(second.join(token), 1, "TokenUsedUp", first.hostname, "edgelink token create --role edge")
     assert second.lease is None
     assert "second-user" not in recorded(shared)
     assert leftovers(shared, "edge-2") == []
@@ -148,7 +148,7 @@ def test_a_token_for_several_machines(shared: Lab) -> None:
     leases = [joined(Machine(shared, node, f"several-{node}"), token) for node in ("edge-1", "edge-2")]
     assert len({lease.overlay_ip for lease in leases}) == 2
     assert len({lease.preferred_rank for lease in leases}) == 2
-    assert_error(Machine(shared, "cloud", "several-cloud").join(token), 1, "was used already")
+    assert_error(Machine(shared, "cloud", "several-cloud").join(token), 1, "TokenUsedUp")
 
 
 def test_a_token_fixes_what_the_operator_says(shared: Lab) -> None:
@@ -163,7 +163,7 @@ def test_one_head_a_network(shared: Lab) -> None:
     head = joined(Machine(shared, "cloud", "head-1"), make_token(shared, "--role", "head"))
     assert head.preferred_rank == 0
     second = Machine(shared, "edge-2", "head-2").join(make_token(shared, "--role", "head"))
-    assert_error(second, 1, "already has a head", "head-1", str(head.overlay_ip))
+    assert_error(second, 1, "LeaseConflict", "head-1", str(head.overlay_ip))
 
 
 # -- refusals
@@ -193,16 +193,16 @@ def test_a_spoilt_token_is_explained(shared: Lab, spoil: object, words: str) -> 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        pytest.param({"token_id": "aaaaaaaa"}, "does not accept the token aaaaaaaa", id="unknown"),
-        pytest.param({"secret": "not-this-token's-secret"}, "does not accept the token", id="wrong-secret"),
-        pytest.param({"ca_sha256": bytes(32)}, "is not the relay that the token was made for", id="other-network"),
+        pytest.param({"token_id": "aaaaaaaa"}, ("TokenRefused", "aaaaaaaa"), id="unknown"),
+        pytest.param({"secret": "not-this-token's-secret"}, ("TokenRefused",), id="wrong-secret"),
+        pytest.param({"ca_sha256": bytes(32)}, ("Untrusted",), id="other-network"),
     ],
 )
-def test_a_wrong_token_is_refused(shared: Lab, other: dict[str, object], words: str) -> None:
+def test_a_wrong_token_is_refused(shared: Lab, other: dict[str, object], words: tuple[str, ...]) -> None:
     """A well-formed token that this relay did not make opens nothing."""
     machine = Machine(shared, "edge-1", "wrong")
     token = replace(Token.parse(make_token(shared)), **other)  # type: ignore[arg-type]
-    assert_error(machine.join(token.encode()), 1, words)
+    assert_error(machine.join(token.encode()), 1, *words)
     assert machine.lease is None
     assert "wrong" not in recorded(shared)
 
@@ -215,7 +215,7 @@ def test_a_revoked_token_is_refused(shared: Lab) -> None:
     revoked = shared.exec("relay", ["edgelink", "token", "revoke", token_id], capture=True, check=True)
     assert token_id in revoked.stdout
     late = Machine(shared, "edge-2", "late")
-    assert_error(late.join(token), 1, token_id, "revoked", "edgelink token create")
+    assert_error(late.join(token), 1, token_id, "edgelink token create")
     assert late.lease is None
     assert recorded(shared)["early"] == (str(early.overlay_ip), early.preferred_rank)
     listed = shared.exec("relay", ["edgelink", "token", "list"], capture=True, check=True).stdout
@@ -236,7 +236,7 @@ def test_a_hostname_belongs_to_one_machine(shared: Lab) -> None:
     second = Machine(shared, "edge-2", "twin")
     token = make_token(shared)
     refused = second.join(token)
-    assert_error(refused, 1, "hostname 'twin' is taken", holder.node_id, str(holder.overlay_ip), "--hostname")
+    assert_error(refused, 1, "LeaseConflict", "'twin'", holder.node_id, str(holder.overlay_ip), "--hostname")
     assert second.lease is None
     assert recorded(shared)["twin"] == (str(holder.overlay_ip), holder.preferred_rank)
     assert joined(second, token, "--hostname", "other-twin").hostname == "other-twin"
@@ -246,14 +246,14 @@ def test_a_token_for_a_held_hostname(shared: Lab) -> None:
     """No token is made for a hostname that a node holds: it would be good for nobody else."""
     holder = joined(Machine(shared, "edge-1", "holder"), make_token(shared))
     refused = shared.exec("relay", ["edgelink", "token", "create", "--hostname", "holder"], capture=True)
-    assert_error(refused, 1, "of use to nobody", holder.node_id, str(holder.overlay_ip), "--replaces holder")
+    assert_error(refused, 1, "LeaseConflict", holder.node_id, str(holder.overlay_ip), "--replaces holder")
 
 
 def test_a_promised_hostname_is_kept(shared: Lab) -> None:
     """While a token promises a hostname to one machine, another one cannot take it."""
     token = make_token(shared, "--hostname", "promised")
     thief = Machine(shared, "edge-2", "promised").join(make_token(shared))
-    assert_error(thief, 1, "is promised to whoever brings the token", Token.parse(token).token_id)
+    assert_error(thief, 1, "LeaseConflict", Token.parse(token).token_id)
     assert joined(Machine(shared, "edge-1", "rightful"), token).hostname == "promised"
 
 
@@ -283,9 +283,9 @@ def test_a_lease_is_freed_by_the_operator_only(shared: Lab) -> None:
     }
     new = joined(machine, make_token(shared, "--ip", "10.10.0.200"))
     assert (new.overlay_ip, new.node_id == old.node_id) == (old.overlay_ip, False)
-    for node, words in (("nobody", "holds a lease"), ("relay", "the relay's own lease")):
+    for node, code, reason in (("nobody", 1, "NodeUnknown"), ("relay", 2, "OwnLease")):
         result = shared.exec("relay", ["edgelink", "registry", "release", node], capture=True)
-        assert_error(result, 1 if node == "nobody" else 2, words)
+        assert_error(result, code, reason)
 
 
 def test_a_reimaged_machine_gets_its_place_back(shared: Lab) -> None:
@@ -294,7 +294,7 @@ def test_a_reimaged_machine_gets_its_place_back(shared: Lab) -> None:
     before = joined(machine, make_token(shared))
     shutil.copytree(machine.paths.state, old_disk.paths.state)
     shutil.rmtree(machine.paths.state)
-    assert_error(machine.join(make_token(shared)), 1, "hostname 'reimaged' is taken")
+    assert_error(machine.join(make_token(shared)), 1, "LeaseConflict", "'reimaged'")
     after = joined(machine, make_token(shared, "--replaces", "reimaged"))
     assert after.node_id != before.node_id
     assert (after.hostname, after.overlay_ip, after.preferred_rank) == (
@@ -303,7 +303,7 @@ def test_a_reimaged_machine_gets_its_place_back(shared: Lab) -> None:
         before.preferred_rank,
     )
     assert recorded(shared)["reimaged"] == (str(before.overlay_ip), before.preferred_rank)
-    assert_error(old_disk.join(make_token(shared)), 1, "was put out of the network")
+    assert_error(old_disk.join(make_token(shared)), 1, "NodeRevoked")
 
 
 def test_unusable_command_lines(shared: Lab) -> None:
@@ -312,7 +312,7 @@ def test_unusable_command_lines(shared: Lab) -> None:
     assert machine.edgelink("join").returncode == 2
     assert machine.edgelink("join", "elt1_x", "--token-file", "/dev/null").returncode == 2
     assert machine.edgelink("join", "--token-file", "/nowhere").returncode == 2
-    assert_error(machine.join(make_token(shared), "--hostname", "Not A Name"), 78, "cannot be this machine's name")
+    assert_error(machine.join(make_token(shared), "--hostname", "Not A Name"), 78, "ConfigInvalid", "'Not A Name'")
     result = shared.exec("edge-1", ["edgelink", "join", "elt1_x"], env={"EDGELINK_RAY__PORT": "0"}, capture=True)
     assert_error(result, 78, "ray.port")
     assert not machine.paths.state.exists()
@@ -358,7 +358,7 @@ def test_a_full_address_pool(lab: Lab) -> None:
     before = recorded(lab)
     assert sorted(int(IPv4Address(ip)) & 15 for ip, _ in before.values()) == list(range(1, 15))
     late = Machine(lab, "edge-2", "late")
-    assert_error(late.join(token), 1, "all 14 addresses of 10.20.30.0/28 are taken", "relay.cidr")
+    assert_error(late.join(token), 1, "AddressPoolExhausted", "14", "10.20.30.0/28", "relay.cidr")
     assert late.lease is None
     assert recorded(lab) == before
     assert joined(Machine(lab, "edge-1", "last"), token) == last
@@ -492,7 +492,7 @@ def test_the_relay_is_stopped_and_started(inhabited: Lab) -> None:
     """A stop ends both children and leaves nothing running; the next start goes on with the same network."""
     inhabited.stop("relay")
     assert leftovers(inhabited, "relay") == []
-    assert_error(inhabited.exec("relay", ["edgelink", "status"], capture=True), 1, "no EdgeLink daemon runs")
+    assert_error(inhabited.exec("relay", ["edgelink", "status"], capture=True), 1, "DaemonNotRunning")
     assert_error(inhabited.exec("relay", ["edgelink", "token", "list"], capture=True), 1, "edgelink bootstrap")
     start_relay(inhabited)
 
@@ -516,7 +516,7 @@ def test_tokens_survive_the_relay(inhabited: Lab) -> None:
     [
         pytest.param(["--cidr", "10.10.0.0/30"], "between /16 and /28", id="cidr"),
         pytest.param(["--cidr", "10.10.0.1/24"], "relay.cidr", id="host-bits"),
-        pytest.param(["--overlay-ip", "10.10.1.1"], "10.10.1.1 is not a host address of 10.10.0.0/24", id="address"),
+        pytest.param(["--overlay-ip", "10.10.1.1"], "10.10.1.1", id="address"),
         pytest.param(["--device", "much-too-long-a-name"], "overlay.device", id="device"),
         pytest.param(["--listener", "tcp:11010"], "easytier_listeners", id="listener"),
         pytest.param(["--advertise", "not a host"], "advertise", id="advertise"),
@@ -547,6 +547,4 @@ def test_exit_status_of_status(shared: Lab) -> None:
     ready = shared.exec("relay", ["edgelink", "status", "--json"], capture=True)
     assert ready.returncode == 0
     assert '"ready": true' in ready.stdout
-    assert_error(
-        shared.exec("edge-2", ["edgelink", "status"], capture=True), 1, "no EdgeLink daemon runs", "edgelink edge"
-    )
+    assert_error(shared.exec("edge-2", ["edgelink", "status"], capture=True), 1, "DaemonNotRunning", "edgelink edge")
