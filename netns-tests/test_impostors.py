@@ -32,6 +32,7 @@ EDGE, THIEF = "edge-1", "edge-2"
 HEAD_IP, EDGE_IP = "10.10.0.2", "10.10.0.3"
 GCS_PORT, RAYLET_PORT = 6379, 20001
 FOUND_WITHIN_S = 120.0  # of it 60 s of patience, and EasyTier's discovery
+KEEPS_AT_MOST_S = 90.0
 SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 FAKE_HEAD = Path(__file__).with_name("fake_head.py")
 RESPONDER = "edgelink.overlay.echo_responder"
@@ -40,6 +41,10 @@ _KNOCKS = f"""table inet knocks {{
     type filter hook input priority 0;
     ip saddr {EDGE_IP} tcp flags & (syn | ack) == syn counter
   }}
+}}"""
+# A kernel would end connections that it does not know.
+_NO_RESETS = f"""table inet no_resets {{
+  chain out {{ type filter hook output priority 0; ip daddr {EDGE_IP} tcp flags & rst == rst drop; }}
 }}"""
 
 _NO_OVERLAY = """table inet no_overlay {
@@ -72,20 +77,24 @@ def lab(road: Road) -> Iterator[Lab]:
 
 
 class FakeHead:
-    """The thief: EasyTier with the head's address, open ports, and its own node's echo, or none."""
+    """The thief: EasyTier with the head's address, open ports, and its own node's echo, or none.
 
-    def __init__(self, lab: Lab, stolen: Path, directory: Path, *, echoes: bool) -> None:
+    ``keeps``: it also acknowledges what comes on the head's connections, in the head's stead.
+    """
+
+    def __init__(self, lab: Lab, stolen: Path, directory: Path, *, echoes: bool, keeps: bool = False) -> None:
         self._lab = lab
         self._log = directory / "fake_head.log"
-        lab.exec(THIEF, ["nft", "-f", "-"], stdin=_KNOCKS, check=True)
+        self._tables = {"knocks": _KNOCKS} | ({"no_resets": _NO_RESETS} if keeps else {})
+        lab.exec(THIEF, ["nft", "-f", "-"], stdin="\n".join(self._tables.values()), check=True)
         self.began_s = time.time()
-        ports = [str(GCS_PORT), str(RAYLET_PORT)]
-        self._processes = [lab.popen(THIEF, [sys.executable, str(FAKE_HEAD), HEAD_IP, *ports], self._log)]
+        words = [HEAD_IP, str(GCS_PORT), str(RAYLET_PORT), *([f"--keep={EDGE_IP}"] if keeps else [])]
+        self._processes = [lab.popen(THIEF, [sys.executable, str(FAKE_HEAD), *words], self._log)]
         self._intruder = Intruder(lab, THIEF, stolen, as_ip=HEAD_IP)
         if echoes:
             lease = membership(lab, THIEF).lease
-            words = [HEAD_IP, "et0", "10.10.0.0/24", stolen / "node.key", instance_of(lease.network_id, lease.node_id)]
-            command = [sys.executable, "-m", RESPONDER, *map(str, words)]
+            own = [HEAD_IP, "et0", "10.10.0.0/24", stolen / "node.key", instance_of(lease.network_id, lease.node_id)]
+            command = [sys.executable, "-m", RESPONDER, *map(str, own)]
             self._processes.append(lab.popen(THIEF, command, directory / "echo.log"))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -103,15 +112,16 @@ class FakeHead:
             process.kill()
             process.wait(10)
         self._intruder.end()
-        self._lab.exec(THIEF, ["nft", "delete", "table", "inet", "knocks"], capture=True)
+        for table in self._tables:
+            self._lab.exec(THIEF, ["nft", "delete", "table", "inet", table], capture=True)
 
 
 @pytest.fixture
 def thieves(lab: Lab, stolen: Path, tmp_path: Path) -> Iterator[Any]:
     made: list[FakeHead] = []
 
-    def make(*, echoes: bool) -> FakeHead:
-        made.append(FakeHead(lab, stolen, tmp_path, echoes=echoes))
+    def make(*, echoes: bool, keeps: bool = False) -> FakeHead:
+        made.append(FakeHead(lab, stolen, tmp_path, echoes=echoes, keeps=keeps))
         return made[-1]
 
     yield make
@@ -155,6 +165,31 @@ def test_who_comes_while_the_head_is_away_gets_no_connection(lab: Lab, thieves: 
         time.sleep(30)  # in which Ray tries again and again
         print(f"found {found_s:.1f} s after it began")
         assert fake.knocks() == 0
+        assert fake.events("accepted") == []
+
+
+def connections(lab: Lab) -> list[str]:
+    """The edge's with the head's address."""
+    argv = ["ss", "-Htn", "state", "established", "dst", HEAD_IP]
+    return lab.exec(EDGE, argv, capture=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("echoes", [True, pytest.param(False, marks=pytest.mark.long)], ids=["own key", "no echo"])
+def test_a_connection_with_the_head_that_another_keeps_is_closed(lab: Lab, thieves: Any, *, echoes: bool) -> None:
+    """Where nothing but the missing echo tells, the registry's word is waited for meanwhile."""
+    wait_until("Ray is connected", lambda: connections(lab))
+    with head_away(lab):
+        wait_for_condition(lab, EDGE, "PeersReachable", "PeerSilent")
+        assert connections(lab), "they outlive an outage"
+        fake = thieves(echoes=echoes, keeps=True)
+        wait_until("all are closed", lambda: not connections(lab), FOUND_WITHIN_S)
+        closed_s = time.time()
+        print(f"closed {closed_s - fake.began_s:.1f} s after it began")
+        assert closed_s - fake.began_s <= KEEPS_AT_MOST_S
+        assert echoes or fake.events("kept"), "else it has kept none"
+        wait_until("it is found", lambda: is_found(lab))
+        time.sleep(10)  # in which it would hear more
+        assert [event for event in fake.events("kept") if event["at_s"] > closed_s + 1] == []
         assert fake.events("accepted") == []
 
 
