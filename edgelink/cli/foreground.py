@@ -22,6 +22,8 @@ _STEPS = {
     "node.enrolled": "✓ joined the network as {hostname}, with the overlay IP {overlay_ip}",
     "runs.granted": "a run begins: {holder}",
     "runs.ended": "the run has ended",
+    "runs.node_paused": "{node} does not answer: paused, says {told_by}",
+    "runs.node_answers_again": "{node} answers again, after {after}",
     "daemon.stopping": "stopping …",
     "daemon.leaving_children": "EasyTier and Ray go on: {why}",
 }
