@@ -761,6 +761,23 @@ async def test_a_full_queue_holds_no_connection_back_for_long() -> None:
     assert network.board.facts.doubted == {CLOUD}, "who never answers is doubted"
 
 
+async def test_an_answer_without_a_proof_ends_no_doubt_about_a_silent_head() -> None:
+    """Who takes its address may refuse echoes. No connection begins until the next question either."""
+    network = proving()
+    await network.until("Reachable", 1)
+    network.alive = {RELAY}
+    await network.until("PeerSilent", 20)
+    assert network.board.facts.doubted == {CLOUD}
+    network.alive, network.proofs[HEADS] = {RELAY, CLOUD}, Proof.UNPROVEN
+    for _ in range(10):
+        await network.step()
+        assert network.board.facts.doubted == {CLOUD}
+    assert network.reason == "Reachable"
+    network.proofs[HEADS] = Proof.PROVEN
+    await network.run(1)
+    assert network.board.facts.doubted == frozenset()
+
+
 async def test_one_lost_echo_holds_nothing_back() -> None:
     network = proving()
     await network.until("Reachable", 1)

@@ -92,7 +92,7 @@ class Known:
     skipped: int = 0  # periods in which it was heard without being asked
     identity: Identity | None = None  # whose answer counts as its own
     proof: Proof = Proof.UNPROVEN  # of the last answer; somebody else is one until a right answer comes
-    unproven: int = 0  # answers since the last one that proved who it is
+    unproven: int = 0  # questions since the last answer that proved who it is
     otherwise_s: float | None = None  # when it was heard last without the proof that is wanted
     otherwise_since_s: float | None = None  # since when that is so, without a pause
     echo: Echo | None = None
@@ -112,8 +112,7 @@ class Known:
     @property
     def is_doubtful(self) -> bool:
         """Whether it does not prove who it is, or is silent, and neither one lost packet nor a full queue is why."""
-        is_silent = self.is_silent and (not self.is_behind_queue or self.silences >= _FULL_QUEUE_TRIES)
-        return is_silent or self.unproven >= _SILENCE_TRIES
+        return self.unproven >= (_FULL_QUEUE_TRIES if self.is_behind_queue else _SILENCE_TRIES)
 
     def is_same(self, other: Known) -> bool:
         """Whether both are one node at one address."""
@@ -126,7 +125,7 @@ class Known:
 
     def not_heard(self, at_s: float) -> Known:
         since_s = at_s if self.silent_since_s is None else self.silent_since_s
-        known = replace(self, silences=self.silences + 1, silent_since_s=since_s)
+        known = replace(self, silences=self.silences + 1, silent_since_s=since_s, unproven=self.unproven + 1)
         return replace(known, answering_since_s=None) if known.is_silent else known
 
     def judged(self, proof: Proof) -> Known:
