@@ -315,6 +315,9 @@ class Machine(ThisMachine):
     def ports(self) -> SeenPorts:
         return SeenPorts(frozenset({22}), ((32768, 60999),))
 
+    async def is_known_name(self, name: str, but: IPv4Address) -> bool:
+        return False
+
     def accepted(self, local: IPv4Address) -> list[Accepted]:
         return self.in_use
 

@@ -165,7 +165,7 @@ def test_the_series_do_not_grow_with_the_square_of_the_network() -> None:
     ]
     totals = {"nodes": 500, "cpus": 2000.0, "gpus": 0}
     everything = [*metrics.of_paths(ways, None), *metrics.of_cluster(rows, totals, 0)]
-    assert len(read_samples(everything)) < 3000
+    assert len(read_samples(everything)) < 3500  # seven a node, with what is told of all
 
 
 def test_of_the_registry_and_of_a_run() -> None:
