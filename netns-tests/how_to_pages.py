@@ -86,6 +86,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed",
     },
     "offline": {"edgelink up": "test_systemd_relay.py::test_one_command_makes_the_relay"},
+    "many-machines": {
+        "ansible-playbook -i inventory.ini site.yml": "test_recipes.py"
+        "::test_ansible_sets_a_network_up_and_then_changes_nothing",
+    },
     "openrlhf": {"edgelink run": "test_frameworks.py::test_openrlhfs_colocated_groups_share_bundles"},
     "plan": {"EMBODIED_PATH": "test_cli_plan.py::test_hydra_itself_composes"},
     "preflight": {
