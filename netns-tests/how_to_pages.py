@@ -87,8 +87,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "offline": {"edgelink up": "test_systemd_relay.py::test_one_command_makes_the_relay"},
     "many-machines": {
+        "edgelink token create --role edge --uses": "test_recipes.py::test_a_machine_joins_at_its_first_boot",
         "ansible-playbook -i inventory.ini site.yml": "test_recipes.py"
         "::test_ansible_sets_a_network_up_and_then_changes_nothing",
+        "ansible-playbook -i inventory.ini remove.yml": "test_recipes.py::test_ansible_takes_a_node_away",
     },
     "openrlhf": {"edgelink run": "test_frameworks.py::test_openrlhfs_colocated_groups_share_bundles"},
     "plan": {"EMBODIED_PATH": "test_cli_plan.py::test_hydra_itself_composes"},

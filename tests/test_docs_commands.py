@@ -32,7 +32,7 @@ _OPERATORS = {"|", "||", "&&", ";", "&", "(", ")", "{", "}"}
 _SYNOPSIS = re.compile(r"[\[\]…]|\w\|\w|COMMAND")
 _TYPED_IN = re.compile(r"^cloud\$ cat >\S+\.yaml <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 # Whose YAML it is where it is not ours, by its first key: Docker Compose's, Prometheus's, cloud-init's.
-_OTHERS = {"services", "name", "scrape_configs", "groups", "write_files"}
+_OTHERS = {"services", "name", "scrape_configs", "groups", "write_files", "runcmd"}
 _SHELLS = ("", "sh", "bash", "console", "ini")
 
 
