@@ -500,6 +500,23 @@ async def test_on_the_head_a_silent_member_is_named_and_ray_may_start_all_the_sa
     assert "edge-2" in network.message, "it is told of, and not counted"
 
 
+async def test_a_silent_node_was_heard_last_when_a_connection_with_it_was() -> None:
+    """Also where no echo was ever answered, as behind a firewall that lets none in, or since this daemon started."""
+    network = Network(Targets(relays={"relay": RELAY}, members={"edge-1": EDGE}))
+    network.alive, network.traffic = {RELAY}, Traffic({EDGE: 0.5})
+    await network.until("PeerSilent", 15)
+    await network.run(10)
+    heard_s = network.board.facts.unheard["edge-1"]
+    assert heard_s is not None
+    assert heard_s > network.clock.monotonic_s() - 5
+    network.traffic = Traffic({EDGE: 200.0})
+    await network.run(10)
+    assert network.board.facts.unheard == {"edge-1": heard_s}, "nothing is heard earlier than it was"
+    network.traffic = Traffic()
+    await network.run(10)
+    assert network.board.facts.unheard == {"edge-1": heard_s}
+
+
 async def test_a_node_with_another_address_is_somebody_new() -> None:
     network = Network(Targets(relays={"relay": RELAY}))
     network.alive = {RELAY}

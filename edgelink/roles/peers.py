@@ -87,6 +87,7 @@ class Known:
     due_s: float  # when it is to be asked
     silences: int = 0  # questions since the last answer
     answered_s: float | None = None  # when it was heard last
+    acknowledged_s: float | None = None  # when a connection with it was heard last, since its echo was lost
     silent_since_s: float | None = None  # the first question that it did not answer
     answering_since_s: float | None = None  # the first answer after a silence
     skipped: int = 0  # periods in which it was heard without being asked
@@ -102,6 +103,11 @@ class Known:
     def is_silent(self) -> bool:
         """Whether it does not answer, and one lost packet is not the cause."""
         return self.silences >= _SILENCE_TRIES
+
+    @property
+    def last_heard_s(self) -> float | None:
+        """When it was heard last, by an echo or on a connection. None: it never was."""
+        return max((at_s for at_s in (self.answered_s, self.acknowledged_s) if at_s is not None), default=None)
 
     @property
     def is_behind_queue(self) -> bool:
@@ -255,7 +261,7 @@ class Seen:
     @property
     def unheard(self) -> dict[str, float | None]:
         """When each silent node was heard last, on the monotonic clock, by hostname. None: it never was."""
-        return {name: known.answered_s for name, known in self.known.items() if known.is_silent}
+        return {name: known.last_heard_s for name, known in self.known.items() if known.is_silent}
 
     @property
     def proven(self) -> frozenset[str]:
@@ -493,8 +499,8 @@ class Peers(Part[Inputs, Do]):
 def _taken_in(name: str, known: Known, traffic: Traffic, look: Look, at_s: float) -> Known:
     """Put off the question to a node that was heard anyway, and ask at once where a connection hangs."""
     heard_s = traffic.heard_s.get(known.overlay_ip)
-    if known.silences and known.answered_s is not None and heard_s is not None:
-        known = replace(known, answered_s=max(known.answered_s, at_s - heard_s))  # a full queue takes echoes only
+    if known.silences and heard_s is not None:  # a full queue, or a firewall, takes echoes only
+        known = replace(known, acknowledged_s=max(known.acknowledged_s or 0.0, at_s - heard_s))
     if known.answered_s is None or known.silences or _lacks_proof(known, look, name):
         is_prover = name in look.targets.provers
         return known.heard_otherwise(at_s - heard_s) if is_prover and heard_s is not None else known
