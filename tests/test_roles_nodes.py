@@ -144,6 +144,25 @@ def test_the_head_does_not_say_that_all_is_well_while_a_node_is_paused(
     assert world.nodes_ready() == reason
 
 
+def test_nobody_is_paused_while_ray_lists_nobody(world: World) -> None:
+    """`edgelink nodes` says that Ray was stopped, and so does the condition."""
+    give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")})
+    world.runs.ray_members_changed([])
+    assert world.nodes_ready() == "NodesMissing"
+    assert [node.state for node in world.runs.nodes() if node.hostname == "edge-1"] == ["silent"]
+
+
+def test_who_was_switched_off_is_missed_although_ray_has_not_noticed_yet(world: World) -> None:
+    """`edgelink nodes` says that it is off. Ray takes minutes where the last word of the node's Ray is lost."""
+    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 2)])
+    assert world.nodes_ready() == "AllAlive"
+    world.tell(EDGE_1.node_id, online=False, phase="Stopping")
+    give(world.node.board, stopped=frozenset({EDGE_1.node_id}))
+    world.runs.show_nodes_ready()
+    assert world.nodes_ready() == "NodesMissing"
+    assert [node.state for node in world.runs.nodes() if node.hostname == "edge-1"] == ["off"]
+
+
 async def test_an_edge_that_is_too_old_to_close_anything_is_named(world: World) -> None:
     """Where edges are to be closed to each other; `edgelink nodes --json` says that they are."""
     world.tell(EDGE_1.node_id, packages={"torch": "2.5.1"})

@@ -33,6 +33,7 @@ def inputs(**other: Any) -> Inputs:
         "unheard": {},
         "silent": {},
         "lost": frozenset(),
+        "impostors": frozenset(),
         "stopped": frozenset(),
         "is_metered": False,
         "metered": frozenset(),
@@ -65,9 +66,13 @@ BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay", asked_since_s=60.0)})
         ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay", asked_since_s=60.0)),
         ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo", asked_since_s=60.0)),
         ({"own": BEFORE}, None),
-        # while Ray does not list the head itself, nobody can say who is a member
-        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(60.0, "overlay", asked_since_s=60.0)),
+        # while Ray does not list the head itself, nobody can say who is a member: who was silent is, until it answers
+        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(91.0, "echo", asked_since_s=96.0)),
         ({**ECHO, "ray_alive": frozenset()}, None),
+        ({"ray_alive": frozenset(), "own": BEFORE}, None),
+        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE, "stopped": ONE}, None),
+        # somebody else at its address is not it
+        ({"answering": {}, "impostors": frozenset({EDGE_1.overlay_ip})}, Pause(NOW_S, "echo", asked_since_s=NOW_S)),
         # whom Ray does not list is not paused, nor who was switched off
         ({**ECHO, "ray_alive": frozenset({"10.10.0.2"})}, None),
         ({**ECHO, "stopped": ONE}, None),
@@ -124,10 +129,22 @@ async def test_three_echoes_that_are_lost_within_a_second_are_no_pause_yet() -> 
     assert await world.is_paused()
 
 
+async def test_a_pause_that_was_told_lasts_as_long_as_the_silence() -> None:
+    """Also where its uplink turns out to cost money, as it says while its overlay is still down."""
+    world = World()
+    heard_s = world.clock.monotonic_s()
+    await world.clock.advance(20.0)
+    assert await world.is_paused(answering={}, unheard={"edge-1": heard_s})
+    assert await world.is_paused(metered=ONE)
+    assert not await world.is_paused(unheard={"edge-1": world.clock.monotonic_s()}), "it was heard on a connection"
+    assert [what for what, _ in world.notes] == ["paused", "answers_again"]
+
+
 @pytest.mark.parametrize(
     ("ends", "note"),
     [
         ({"answering": {"edge-1": 140.0}, "unheard": {}}, "answers_again"),
+        ({"answering": {"edge-1": 140.0}, "unheard": {}, "ray_alive": frozenset()}, "answers_again"),
         ({"ray_alive": frozenset({"10.10.0.2"})}, "given_up"),
         ({"stopped": ONE}, "stopped"),
         ({"directory": Directory(network_id="n", epoch=2, entries=(CLOUD,))}, "left"),

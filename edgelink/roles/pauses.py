@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
@@ -61,6 +62,7 @@ class Inputs:
     unheard: Mapping[str, float | None]
     silent: Mapping[str, float]
     lost: frozenset[str]
+    impostors: frozenset[IPv4Address]
     stopped: frozenset[str]
     is_metered: bool
     metered: frozenset[str]
@@ -94,7 +96,13 @@ class Pauses(Part[Inputs, Tell]):
     def plan(self, now: Inputs, at_s: float) -> Decision[Tell]:
         silences = silent_members(now, self._node_id, at_s)
         due_s = {node_id: _told_from_s(pause) for node_id, pause in silences.items()}
-        seen = Seen(silences, {node_id: pause for node_id, pause in silences.items() if due_s[node_id] <= at_s})
+        told = now.own.paused
+        paused = {
+            node_id: pause
+            for node_id, pause in silences.items()
+            if due_s[node_id] <= at_s or (node_id in told and pause.since_s <= told[node_id].since_s)
+        }
+        seen = Seen(silences, paused)
         if seen != now.own:
             return Decision(does=Tell(seen))
         return Decision(again_s=min([LOOK_S, *(due - at_s for due in due_s.values() if due > at_s)]))
@@ -127,25 +135,26 @@ def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
         return "left"
     if entry.node_id in now.stopped:
         return "stopped"
-    return "answers_again" if str(entry.overlay_ip) in now.ray_alive else "given_up"
+    is_back = entry.hostname in now.answering or str(entry.overlay_ip) in now.ray_alive
+    return "answers_again" if is_back else "given_up"
 
 
 def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
     """Return the silence of each member that is alive in Ray and does not answer, by node id; pure.
 
     A silence that nobody can tell the beginning of begins now. While Ray does not list the head itself, nobody can say
-    who is a member, and what was so stays.
+    who is a member: who was silent is until it answers.
     """
     found, entries = dict[str, Pause](), now.directory.entries if now.directory is not None else ()
-    if not any(entry.node_id == own_id and str(entry.overlay_ip) in now.ray_alive for entry in entries):
-        return dict(now.own.silences)
+    is_ray_known = any(entry.node_id == own_id and str(entry.overlay_ip) in now.ray_alive for entry in entries)
     for entry in entries:
         node_id, known = entry.node_id, now.own.silences.get(entry.node_id)
-        if node_id == own_id or node_id in now.stopped or str(entry.overlay_ip) not in now.ray_alive:
+        is_member = str(entry.overlay_ip) in now.ray_alive if is_ray_known else known is not None
+        if node_id == own_id or node_id in now.stopped or not is_member:
             continue
         says = {
             "overlay": not now.overlay_is_up,
-            "echo": entry.hostname in now.unheard,
+            "echo": entry.hostname in now.unheard or entry.overlay_ip in now.impostors,
             "registry": node_id in now.lost,
         }
         told_by = " and ".join(name for name, is_so in says.items() if is_so)

@@ -170,9 +170,11 @@ class Runs:
         self.gang.known_labels()  # while everybody is there to tell them
         conditions, expected, alive = self._node.conditions, self.ranks(), self.alive()
         facts = self._node.board.facts
-        absent = [entry for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
-        missing = [one.hostname + (" (switched off)" if one.node_id in facts.stopped else "") for one in absent]
-        paused = [entry.hostname for entry, _ in expected if entry.node_id in facts.paused]
+        stopped = facts.stopped - {self._node.key.node_id}  # the last word of this daemon's former life
+        there = {entry.node_id for entry, rank in expected if (str(entry.overlay_ip), rank) in alive} - stopped
+        absent = [entry for entry, _ in expected if entry.node_id not in there]
+        missing = [one.hostname + (" (switched off)" if one.node_id in stopped else "") for one in absent]
+        paused = [entry.hostname for entry, _ in expected if entry.node_id in there & facts.paused.keys()]
         told = []
         if missing:
             told.append(f"not alive in Ray: {', '.join(missing)}")
