@@ -33,3 +33,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def away_in_words(phase: str) -> str:
+    """How a node is that is not online, by the last phase that it told: it went on purpose, or nobody knows why."""
+    return {"Left": "left", "Stopping": "off"}.get(phase, "offline")

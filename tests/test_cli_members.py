@@ -45,6 +45,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
         ),
         ({**OF_RELAY, "nodes": [lease(CLOUD, online=True)]}, [CLOUD, ROBOT], {"cloud": "ready", "robot": None}),
         ({**OF_RELAY, "nodes": [lease(ROBOT, online=False, phase="Left")]}, [ROBOT], {"robot": "left"}),
+        ({**OF_RELAY, "nodes": [lease(ROBOT, online=False, phase="Stopping")]}, [ROBOT], {"robot": "off"}),
     ],
     ids=[
         "an edge",
@@ -53,6 +54,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
         "the relay",
         "a node that the relay does not list",
         "one that left",
+        "one that was switched off",
     ],
 )
 def test_each_member_tells_what_it_knows(
@@ -62,7 +64,7 @@ def test_each_member_tells_what_it_knows(
     own, *others = rows = members(status, peers)
     assert (own["hostname"], own["state"], own["path"]) == (status["hostname"], "ready", "self")
     assert {row["hostname"]: row["state"] for row in others} == states
-    assert are_well(rows) is not bool({"silent", "offline"} & set(states.values()))
+    assert are_well(rows) is not bool({"silent", "offline", "off"} & set(states.values()))
     assert list(deviations({"schema": 1, "members": rows}, schema.Members)) == []
 
 

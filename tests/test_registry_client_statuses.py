@@ -50,6 +50,25 @@ async def test_statuses_of_others(network: Network) -> None:
         assert set(client.statuses) == {head_key.node_id}
 
 
+async def test_who_was_switched_off_is_not_expected_to_speak(network: Network) -> None:
+    """A broker that starts anew has forgotten its last word; who heard it has not."""
+    key, _ = network.member("edge-1")
+    follower = Follower(network, *network.member("cloud", Role.HEAD))
+    topic = network.topics.status(key.node_id)
+    async with follower.running() as client:
+        network.say(topic, NodeStatus(node_id=key.node_id, online=False, phase="Stopping"))
+        await follower.clock.advance(0)
+        network.broker.stop()
+        network.broker.retained.pop(topic, None)
+        await follower.clock.advance(0)
+        network.broker.start()
+        await follower.clock.advance(40)
+        assert client.facts.stopped == {key.node_id}
+        network.say(topic, status(key, "Ready"))
+        await follower.clock.advance(0)
+        assert client.facts.stopped == frozenset()
+
+
 async def test_a_metered_node_has_three_of_its_keepalives_to_come_back(network: Network) -> None:
     """Until its next keepalive it does not know that the broker was away."""
     head_key, head = network.member("cloud", Role.HEAD)

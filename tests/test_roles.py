@@ -134,6 +134,12 @@ def test_who_has_left_is_off_whatever_else_is_known_of_it(told: NodeStatus | Non
     assert (left.state, left.brief) == ("off", "left")
 
 
+def test_who_says_that_it_has_left_has_also_where_the_registry_does_not_remember_it() -> None:
+    """An older relay does not, nor one whose disk is full: `up` on that machine would not bring it back."""
+    left = readiness(1, EDGE, STOPPED.model_copy(update={"phase": "Left"}), None)
+    assert (left.state, left.brief) == ("off", "left")
+
+
 def test_who_is_heard_again_has_not_left() -> None:
     assert readiness(1, EDGE, IN_TOUCH, None, has_left=True).state == "coming"
 

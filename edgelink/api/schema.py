@@ -234,8 +234,8 @@ class Member(TypedDict):
     overlay_ip: Annotated[str | None, ""]
     state: Annotated[
         str | None,
-        "on the relay the phase that it tells of itself, in small letters, offline or left; on an edge answers or "
-        "silent; null: not known here",
+        "on the relay the phase that it tells of itself, in small letters, offline, off (on purpose) or left; on an "
+        "edge answers or silent; null: not known here",
     ]
     path: Annotated[Literal["self", "direct", "relayed"] | None, "from this machine; null: not known"]
     via: Annotated[str | None, "through whom"]

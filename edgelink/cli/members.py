@@ -8,7 +8,7 @@ from edgelink.api.client import call_here
 from edgelink.cli.layout import table, wrapped
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact
-from edgelink.wording import role_in_words
+from edgelink.wording import away_in_words, role_in_words
 
 _HEADER = ("NODE", "ROLE", "RANK", "OVERLAY IP", "STATE", "PATH")
 _YIELDING = (0, 5)
@@ -46,14 +46,14 @@ def _known(peer: dict[str, Any]) -> dict[str, Any]:
 
 def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
     if lease is not None:
-        return lease["phase"].lower() if lease["online"] or lease["phase"] == "Left" else "offline"
+        return lease["phase"].lower() if lease["online"] else away_in_words(lease["phase"])
     answers = peer.get("answers")  # an older daemon does not tell
     return None if answers is None else "answers" if answers else "silent"
 
 
 def are_well(rows: list[dict[str, Any]]) -> bool:
     """Return whether nobody is known to be away; pure."""
-    return not any(row["state"] in ("offline", "silent") for row in rows)
+    return not any(row["state"] in ("offline", "off", "silent") for row in rows)
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:

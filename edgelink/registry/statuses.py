@@ -69,7 +69,11 @@ class StatusBoard:
         for is_metered, patience_s in ((False, SILENCE_S), (True, METERED_SILENCE_S)):
             await clock.sleep(patience_s - waited_s)
             waited_s = patience_s
-            silent = {n for n, status in self.statuses.items() if n not in self._heard and status.metered == is_metered}
+            silent = {
+                node_id
+                for node_id, status in self.statuses.items()
+                if node_id not in self._heard and status.metered == is_metered and not status.is_stopped
+            }
             for node_id in silent:
                 self.forget(node_id)
             if silent:

@@ -124,7 +124,7 @@ def readiness(
             state=state,
         )
 
-    if has_left and (status is None or not status.online):
+    if (has_left and not (status and status.online)) or (status and status.has_left):
         why = f"has left the network: `edgelink registry release {entry.hostname} --now` on the relay frees its place"
         return node("Started", why, "left", "off")
     if status is not None and status.is_stopped:
