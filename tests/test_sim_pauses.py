@@ -47,6 +47,23 @@ async def test_an_edge_that_is_switched_off_is_off(sim: Sim) -> None:
 
 
 @story
+async def test_an_edge_that_was_off_is_back_also_while_the_relay_is_away(sim: Sim) -> None:
+    """Nobody tells the head that its last word is old, but for Ray. Once it is cut off, it is paused."""
+    relay, head, edge = await ready(sim, "cloud", "edge-1")
+    await edge.stop()
+    await sim.until(head.has("NodesReady", "NodesMissing"), within_s=10)
+    relay.machine.memory.stop()
+    await sim.passes(5)
+    assert await state_of(head, "edge-1") == "off"
+    edge.start()
+    await sim.until(head.has("NodesReady", "AllAlive"), within_s=60)
+    assert await state_of(head, "edge-1") == "ready"
+    edge.machine.is_cut = True
+    await sim.until(head.has("NodesReady", "NodesPaused"), within_s=120)
+    assert await state_of(head, "edge-1") == "paused"
+
+
+@story
 async def test_an_edge_that_leaves_has_left(sim: Sim) -> None:
     """Not switched off, which `up` would mend. The registry remembers it, whatever becomes of the broker."""
     _, head, edge = await ready(sim, "cloud", "edge-1")

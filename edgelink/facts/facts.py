@@ -52,7 +52,7 @@ class Facts:
         statuses: the last status of each node, by node id; on head and relays only.
         online: node ids of the nodes that say that they are online.
         lost: node ids of the nodes whose connection the broker has lost.
-        stopped: node ids of the nodes that said that they are switched off on purpose.
+        stopped: node ids of the nodes that said in this session that they are switched off on purpose.
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.

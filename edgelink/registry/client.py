@@ -278,6 +278,7 @@ class RegistryClient:
                 finally:
                     has_served = self._session.directory is not None and self._served_by == address
                     self._show_session(is_connected=False, directory=None)
+                    self._put_stopped(frozenset())
                     self.channel.closed()
                 if self._clock.monotonic_s() - started_s > _STABLE_S:
                     backoff.reset()

@@ -24,8 +24,9 @@ METERED_SILENCE_S = 3.0 * METERED_KEEPALIVE_S
 class StatusBoard:
     """The newest status of each node.
 
-    ``online``, ``metered``, ``stopped`` and ``waiting`` (for a lease) have the ids of the nodes that say so, ``lost``
-    the ids of those that the broker lost; the sets change only when a status says otherwise.
+    ``online``, ``metered`` and ``waiting`` (for a lease) have the ids of the nodes that say so, ``lost`` the ids of
+    those that the broker lost; the sets change only when a status says otherwise. ``stopped`` has those that said so in
+    this session: between two of them a node can be back.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class StatusBoard:
     def begin_session(self) -> None:
         """A new session began: its retained messages say anew who is there."""
         self._heard.clear()
+        self.stopped = frozenset()
 
     def receive(self, node_id: str, payload: bytes) -> NodeStatus | None:
         """Take a message from ``node_id``'s topic, which says this; None when it is empty (the node was released),

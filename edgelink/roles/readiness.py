@@ -85,6 +85,7 @@ def readiness(
     pause: Pause | None = None,
     *,
     is_silent: bool = False,
+    may_be_back: bool = False,
     has_left: bool = False,
 ) -> NodeReadiness:
     """At which step of its life the node of ``rank`` stands.
@@ -95,6 +96,7 @@ def readiness(
         former: a Ray of this node that is alive with another rank.
         pause: its silence, where Ray lists it as alive all the same.
         is_silent: it does not answer over the overlay.
+        may_be_back: its status is of a session with the broker that has ended.
         has_left: it has left the network by its own word, as the registry remembers.
     """
     if entry is None:
@@ -127,7 +129,8 @@ def readiness(
     if (has_left and not (status and status.online)) or (status and status.has_left):
         why = f"has left the network: `edgelink registry release {entry.hostname} --now` on the relay frees its place"
         return node("Started", why, "left", "off")
-    if status is not None and status.is_stopped:
+    is_back = may_be_back and member is not None and member.alive
+    if status is not None and status.is_stopped and not is_back:
         return node("Started", f"switched off: `edgelink up` on {entry.hostname} brings it back", "off", "off")
     if member is not None and member.alive:
         if pause is not None:

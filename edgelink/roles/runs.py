@@ -268,7 +268,10 @@ class Runs:
             is_silent = entry is not None and entry.hostname in facts.silent
             has_left = entry is not None and facts.directory is not None and entry.node_id in facts.directory.left
             ready = readiness(
-                *(rank, entry, status, member, facts.versions, former, pause), is_silent=is_silent, has_left=has_left
+                *(rank, entry, status, member, facts.versions, former, pause),
+                is_silent=is_silent,
+                may_be_back=entry is not None and entry.node_id not in facts.stopped,
+                has_left=has_left,
             )
             if ready.state == "paused" and pause is not None:
                 left_s = pause.gives_up_in_s(now_s, self._node.ride_through_s())
