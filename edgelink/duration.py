@@ -26,7 +26,8 @@ def brief(seconds: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """``5 min``, ``90 s``: as short as it is exact."""
-    if seconds >= 60 and seconds % 60 == 0:
-        return f"{seconds / 60:g} min"
+    """``1 h``, ``90 min``, ``90 s``: as short as it is exact."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:g} {unit}"
     return f"{seconds:g} s"

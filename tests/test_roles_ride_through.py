@@ -84,7 +84,7 @@ def test_the_heads_longer_value_is_followed(host: Host) -> None:
     """When the spec comes with another value than was assumed."""
     host.look()
     host.ride_through_s = 3600
-    assert "up to 60 min" in host.look().message
+    assert "up to 1 h" in host.look().message
     assert host_tcp.observe(host.proc_sys).gives_up_after_s > 3600
 
 

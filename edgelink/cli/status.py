@@ -181,7 +181,7 @@ def _summary(daemon: dict[str, Any], width: int) -> list[str]:
     if "nodes" in daemon:
         others = [node for node in daemon["nodes"] if node["hostname"] != daemon.get("hostname")]
         online = sum(node["online"] for node in others)
-        found += wrapped("  ", f"{len(others)} other machines are enrolled, {online} of them online", width)
+        found += wrapped("  ", f"other machines: {len(others)} enrolled, {online} online", width)
     nodes_ready = next((one for one in daemon["conditions"] if one["type"] == "NodesReady"), None)
     if nodes_ready is not None and nodes_ready["status"] == "True":
         found += wrapped("  ", nodes_ready["message"], width)

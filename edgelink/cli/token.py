@@ -59,7 +59,7 @@ def validity(token: dict[str, Any]) -> str:
     until = datetime.fromisoformat(token["expires_at"])
     left_s = (until - datetime.fromisoformat(token["created_at"])).total_seconds()
     who = token["hostname"] or ("one machine" if token["uses"] == 1 else f"{token['uses']} machines")
-    return f"for {who} ({token['role']}), for {in_words(left_s)}, until {until.astimezone():%Y-%m-%d %H:%M}"
+    return f"for {who} ({token['role']}), good for {in_words(left_s)}, until {until.astimezone():%Y-%m-%d %H:%M}"
 
 
 def command_to_paste(token: dict[str, Any]) -> str:

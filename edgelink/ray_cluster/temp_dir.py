@@ -216,9 +216,10 @@ async def check_temp_dir(
 
 
 def _unusable(directory: Path, why: str, user: RayUser) -> ConfigError:
+    owners = "root" if user.name == "root" else f"root and {user.name}"
     return ConfigError(
         f"Ray's directory {directory} cannot be used by {user.name}, as whom Ray runs here: {why}",
-        hint=f"only root and {user.name} may change it and what is above it: `install -d -m 700 -o {user.name} "
+        hint=f"only {owners} may change it and what is above it: `install -d -m 700 -o {user.name} "
         f"{directory}`, or set ray.temp_dir on the head: every node uses the head's",
         reason="RayTempDir",
     )

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import require_registry
 from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, node_id_of, open_envelope
-from edgelink.registry.payloads import Envelope, Lease
+from edgelink.registry.payloads import Envelope, Lease, unusable_fields
 from edgelink.registry.quarantine import held_by
 from edgelink.registry.store import CLONE_REFUSED
 
@@ -106,6 +108,8 @@ def _of_lease(row: sqlite3.Row, keys: AuthorityKeys, cidr: IPv4Network, relay_ip
     try:
         envelope = Envelope.model_validate_json(row["envelope"])
         lease = open_envelope(envelope, Kind.LEASE, Lease, keys.verify_key_b64)
+    except ValidationError as error:
+        return [f"its signed text is damaged: unusable {unusable_fields(error, of_all='JSON')}"]
     except (EdgelinkError, ValueError) as error:
         return [f"its signature does not hold: {error}"]
     stated = {"node_id": lease.node_id, "rank": None, **held_by(lease), "is_relay": str(int(lease.is_relay))}

@@ -219,7 +219,7 @@ def configuration(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
             )
         except ValueError as error:  # what only makes sense, or not, together
             problems.append(str(error))
-    raise TrainerError("\n  ".join(["mistakes in the settings:", *problems]), "see --help", exit_status=USAGE)
+    raise TrainerError("\n  ".join(["mistakes in the settings, which --help lists:", *problems]), exit_status=USAGE)
 
 
 def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]) -> None:

@@ -140,11 +140,12 @@ _NAMES = {
 def _out_of_bounds(metadata: Mapping[str, Any], value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         value = tuple(value.values())
-    if value == () and metadata["choices"]:
-        yield f"must name at least one; known are {', '.join(metadata['choices'])}"
+    known = ", ".join(choice or "''" for choice in metadata["choices"])
+    if value == () and known:
+        yield f"must name at least one; known are {known}"
     for item in value if isinstance(value, tuple) else (value,):
-        if isinstance(item, str) and metadata["choices"] and item not in metadata["choices"]:
-            yield f"{item!r} is not known; known are {', '.join(metadata['choices'])}"
+        if isinstance(item, str) and known and item not in metadata["choices"]:
+            yield f"{item!r} is not known; known are {known}"
         if not isinstance(item, (int, float)) or isinstance(item, bool):
             continue
         if isinstance(item, float) and not math.isfinite(item):

@@ -65,7 +65,7 @@ def warning(prediction: Prediction, work: Work, measured: Measured, others: Sequ
         assert wanted is not None
         assert prediction.env_steps_per_s is not None
         allowed = rounded(prediction.env_steps_per_s)
-        text = f"{plain(wanted, 6)} env steps/s are wanted, {prediction.limit} allows {allowed}"
+        text = f"{plain(wanted, 6)} env steps/s are wanted, {allowed} are possible, limited by {prediction.limit}"
         kind = prediction.kind
     elif prediction.is_tight:
         tight = max(prediction.loads, key=lambda load: load.share or 0.0)

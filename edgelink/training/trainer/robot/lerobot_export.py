@@ -119,10 +119,10 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     print(f"{done.episodes} episodes, {done.frames} frames in {target}")
     if done.with_gap:
-        print(f"{done.with_gap} episodes are left out: steps of them were not recorded in time", file=sys.stderr)
+        print(f"episodes left out: {done.with_gap}, of which steps were not recorded in time", file=sys.stderr)
     if done.from_the_middle:
-        why = "they begin in the middle of an attempt, after a hold"
-        print(f"{done.from_the_middle} episodes are left out: {why}", file=sys.stderr)
+        why = "which begin in the middle of an attempt, after a hold"
+        print(f"episodes left out: {done.from_the_middle}, {why}", file=sys.stderr)
     return 0
 
 
