@@ -18,7 +18,7 @@ from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi, stream_route
 from edgelink.backoff import Backoff
 from edgelink.cli import run_request
-from edgelink.cli.driver_run import say
+from edgelink.cli.layout import say
 from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
 from edgelink.errors import ConfigError, EdgelinkError, MissingDependencyError, UsageError

@@ -11,6 +11,7 @@ import click
 
 from edgelink import __version__, log
 from edgelink.cli.foreground import Steps
+from edgelink.cli.layout import say
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
@@ -60,9 +61,7 @@ def own_hostname(asked: str | None, config: Config) -> str:
         of_os = socket.gethostname().split(".")[0].lower()
         hostname = hostname_like(of_os) or of_os
         if hostname != of_os:
-            click.echo(
-                f"edgelink: no node can be called {of_os!r} as this machine is: it asks for {hostname!r}", err=True
-            )
+            say(f"no node can be called {of_os!r} as this machine is: it asks for {hostname!r}")
     if not is_hostname(hostname):
         raise ConfigError(
             f"{hostname!r} cannot be this machine's name in the network",

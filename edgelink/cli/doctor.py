@@ -8,6 +8,7 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -49,18 +50,20 @@ _COUNTED = (Verdict.FAILED, Verdict.LIMITED, Verdict.OK, Verdict.SKIPPED)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @config_option
 @json_option
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="List every check, with what was skipped and why.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="list every check, with what was skipped and why")
 @click.option(
-    "--from-outside", "is_outside", is_flag=True, help="Have a relay try which ports answer on the public side."
+    "--from-outside", "is_outside", is_flag=True, help="have a relay try which ports answer on the public side"
 )
 @click.option(
     "--from-overlay",
     "of_node",
     type=NodeName(),
     metavar="NODE",
-    help="Try which TCP ports of another node answer this one over the overlay.",
+    help="try which TCP ports of another node answer this one over the overlay",
 )
-@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Try this one, too (repeatable).")
+@click.option(
+    "--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="try this one, too; may be repeated"
+)
 def command(
     *,
     names: tuple[str, ...],
@@ -134,7 +137,9 @@ def _chosen(names: tuple[str, ...]) -> Mapping[str, tuple[Check, ...]]:
         return TOPICS
     known = {name_of(check) for checks in TOPICS.values() for check in checks} | TOPICS.keys()
     if unknown := [name for name in names if name not in known]:
-        raise click.UsageError(f"no check {', '.join(unknown)}; there is {', '.join(sorted(known))}")
+        near = get_close_matches(unknown[0], known)
+        there_is = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(sorted(known))}"
+        raise click.UsageError(f"no check {', '.join(unknown)}; {there_is}")
     chosen = {
         topic: tuple(check for check in checks if topic in names or name_of(check) in names)
         for topic, checks in TOPICS.items()

@@ -19,7 +19,7 @@ import click
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import say
 from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
@@ -282,12 +282,6 @@ class _Run:
 def _check_code(environment: Mapping[str, str]) -> None:
     if warning := check_code_sync(environment, present_directory()):
         say(warning)
-
-
-def say(line: str) -> None:
-    """On stderr: stdout stays the command's own. Where that is full, or read by nobody, the run goes on."""
-    with suppress(OSError):
-        click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)
 
 
 def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path | None = None) -> ReadCluster | None:

@@ -13,12 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import click
-
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here, verbs
+from edgelink.cli.layout import say
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.run_directory import present_directory
@@ -186,4 +185,4 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
         with waiting_for("stopping the head's daemon, its EasyTier and its Ray"):
             daemon.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        click.echo(f"edgelink: the head daemon (pid {daemon.pid}) is still stopping", err=True)
+        say(f"the head daemon (pid {daemon.pid}) is still stopping")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgelink.cli.layout import say
 from edgelink.cli.options import (
     config_option,
     hostname_option,
@@ -74,7 +75,7 @@ def command(
         with waiting_for(f"asking the relay at {', '.join(enrolment.token.addresses)} for this machine's place"):
             lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
     except KeyboardInterrupt:  # the registry gives a machine the same lease for the same token
-        click.echo("edgelink: stopped; the token is still good: run the same command again", err=True)
+        say("stopped; the token is still good: run the same command again")
         raise
     click.echo(f"joined as {described(lease)}")
     if machine is None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 
+from edgelink.cli.layout import say
 from edgelink.errors import ExitCode
 from edgelink.lab.road import Road, run_report, write_demo_cluster, write_report
 
@@ -31,7 +31,7 @@ def run_whole_road(
             timeout=_TRAIN_TIMEOUT,
         )
         if status != ExitCode.OK:
-            click.echo(f"edgelink: the training ended with status {status}", err=True)
+            say(f"the training ended with status {status}")
             return status
         report = run_report(road, json.loads(trained_file.read_text()), edges)
     finally:

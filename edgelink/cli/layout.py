@@ -6,7 +6,10 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TextIO
+
+import click
 
 UNLIMITED = 1_000_000
 _NARROWEST, _USUAL = 40, 80
@@ -48,6 +51,12 @@ def wrapped(head: str, text: str, width: int, *, indent: int = 4, breaks_words: 
         break_long_words=breaks_words,
         drop_whitespace=True,
     ) or [head.rstrip()]
+
+
+def say(line: str) -> None:
+    """Write a notice of EdgeLink's own to stderr. Where that is full, or read by nobody, the command goes on."""
+    with suppress(OSError):
+        click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)
 
 
 def cut(text: str, width: int) -> str:

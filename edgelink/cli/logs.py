@@ -18,6 +18,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError, EventStream
 from edgelink.api.find_node import find
+from edgelink.cli.layout import say
 from edgelink.cli.node_argument import NodeName, known_nodes
 from edgelink.cli.options import Ago, config_option
 from edgelink.cli.patience import call, saying
@@ -344,7 +345,7 @@ def _follow_other(paths: Paths, hostname: str, count: int) -> NoReturn:
                 raise
             if error.message != problem:
                 problem = error.message
-                click.echo(f"edgelink: {problem}; asked again every half minute", err=True)
+                say(f"{problem}; asked again every half minute")
         else:
             problem = ""
             lines = {name: _told(text).splitlines() for name, text in texts.items()}
@@ -360,7 +361,7 @@ def _show_new(shown: Mapping[str, list[str]], lines: Mapping[str, list[str]]) ->
     for name, now in lines.items():
         found = lines_since(shown.get(name, []), now)
         if found is None:
-            click.echo(f"edgelink: {name}: what came in between, if anything, is not told", err=True)
+            say(f"{name}: what came in between, if anything, is not told")
         for line in now if found is None else found:
             click.echo(f"{name}: {line}")
 

@@ -125,8 +125,9 @@ def _run() -> int:
         status = edgelink.main(standalone_mode=False, prog_name="edgelink", color=color)
         code = status if isinstance(status, int) else ExitCode.OK
     except click.ClickException as error:
-        with suppress(OSError):
-            error.show()
+        told = io.StringIO()
+        error.show(told)
+        _complain(told.getvalue())
         code = ExitCode.USAGE
     except click.exceptions.Exit as stop:
         code = stop.exit_code

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
-
 from edgelink.api import client
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import say
 
 EXPECTED_S = 2.0
 DAEMON = "waiting for this machine's daemon to answer"
@@ -23,7 +20,7 @@ T = TypeVar("T")
 @contextmanager
 def waiting_for(what: str, *, expected_s: float = EXPECTED_S) -> Iterator[None]:
     """Print ``what`` on stderr if the block takes longer than ``expected_s``."""
-    notice = threading.Timer(expected_s, _say, [what])
+    notice = threading.Timer(expected_s, say, [f"{what} …"])
     notice.daemon = True
     notice.start()
     try:
@@ -55,7 +52,3 @@ def saying(what: str, ask: Callable[[], Iterator[T]]) -> Iterator[T]:
         yield first
         for item in items:  # noqa: UP028 - `yield from` would close them, and whoever made them may go on with them
             yield item
-
-
-def _say(what: str) -> None:
-    click.echo("\n".join(wrapped("edgelink: ", f"{what} …", columns(sys.stderr))), err=True)

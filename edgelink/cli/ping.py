@@ -10,7 +10,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError, call_here
 from edgelink.api.schema import VERSION
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import columns, say, wrapped
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.status import way_in_words
@@ -52,7 +52,7 @@ def command(*, node: str, count: int, interval_s: float, timeout_s: float, is_fu
                 if count != 0 or not answers:
                     gone = error
                     break
-                click.echo(f"edgelink: {error.message}", err=True)  # it is restarted, or Ctrl-C ends this
+                say(error.message)  # it is restarted, or Ctrl-C ends this
             else:
                 _say({"event": "probe", "seq": len(answers), **answers[-1]}, as_json=as_json)
             if len(answers) != count:

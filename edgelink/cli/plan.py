@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgelink.cli.compose import ReadCluster, read_cluster
+from edgelink.cli.layout import say
 from edgelink.cli.link_budget_options import link_budget_options
 from edgelink.cli.options import json_option
 from edgelink.errors import ExitCode, PlacementError, UsageError
@@ -122,7 +123,7 @@ def _budget(plan: Plan, file: Path, read: ReadCluster, wishes: BudgetWishes) -> 
         return None
     from edgelink.cli.link_budget import link_budget
 
-    return link_budget(plan, file, read.content, wishes, lambda line: click.echo(f"edgelink: {line}", err=True))
+    return link_budget(plan, file, read.content, wishes, say)
 
 
 def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:

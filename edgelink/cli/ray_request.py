@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import click
-
 from edgelink.api.client import EventStream
+from edgelink.cli.layout import say
 from edgelink.cli.patience import DAEMON, saying
 from edgelink.cli.status import who
 from edgelink.cli.waiting import WaitingList
@@ -28,7 +27,7 @@ def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
             if event["event"] == "done":
                 return list(event["absent"])
             if event["event"] == "told":
-                click.echo(f"edgelink: {event['message']}", err=True)
+                say(event["message"])
             else:
                 waiting.show(event)
     raise EdgelinkError("the daemon ended meanwhile", hint="`edgelink status` and its log say why")

@@ -19,7 +19,7 @@ import click
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream
 from edgelink.api.schema import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
-from edgelink.cli.layout import columns
+from edgelink.cli.layout import columns, say
 from edgelink.cli.options import Ago, config_option, json_option
 from edgelink.cli.patience import call, saying
 from edgelink.clock import SystemClock
@@ -148,7 +148,7 @@ def _of_others(paths: Paths, since_s: float) -> Others:
             found.missing.extend(part["missing"])
             found.files["missing.txt"] = "\n".join(part["missing"])
             if part["missing"]:
-                click.echo(f"edgelink: no report from {', '.join(part['missing'])}", err=True)
+                say(f"no report from {', '.join(part['missing'])}")
         else:
             found.nodes.append(part["hostname"])
             found.files.update({f"{part['hostname']}/{name}": mask(text) for name, text in part["files"].items()})

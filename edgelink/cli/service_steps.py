@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from edgelink.api.client import DaemonNotRunningError
+from edgelink.cli.layout import say
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import running_daemons, who
 from edgelink.cli.stopping import config_to_end_by
@@ -67,10 +68,9 @@ def apply(steps: list[Step], machine: Machine, roles: Sequence[str]) -> None:
     program = own_program()
     owner = Path(program[0]).stat().st_uid
     if owner != 0:
-        click.echo(
-            f"edgelink: {program[0]} belongs to user {owner}, who can thereby do what root may: "
-            "an environment in /opt that is root's own is safer",
-            err=True,
+        say(
+            f"{program[0]} belongs to user {owner}, who can thereby do what root may: "
+            "an environment in /opt that is root's own is safer"
         )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-import click
-
+from edgelink.cli.layout import say
 from edgelink.config import Config
 from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
@@ -30,9 +29,7 @@ def step_down(paths: Paths) -> None:
     os.setgid(user.gid)
     os.setuid(user.uid)
     os.environ.update({"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name})
-    click.echo(
-        f"edgelink: without CAP_DAC_OVERRIDE root may not use {user.name}'s Ray: going on as {user.name}", err=True
-    )
+    say(f"without CAP_DAC_OVERRIDE root may not use {user.name}'s Ray: going on as {user.name}")
 
 
 def require_root_may_drive(config: Config) -> None:

@@ -8,9 +8,8 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
-import click
-
 from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.layout import say
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import who
 from edgelink.clock import SystemClock
@@ -25,7 +24,7 @@ def config_to_end_by(config_path: Path | None) -> Config:
     try:
         return load_config(config_path)
     except ConfigError as error:
-        click.echo(f"edgelink: {error.message}; what runs here is ended all the same", err=True)
+        say(f"{error.message}; what runs here is ended all the same")
         return Config()
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import say
 from edgelink.cli.options import Duration, Group, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.duration import in_words
@@ -74,7 +74,7 @@ def _warn_of_head() -> None:
             f"{head} is this network's head already: no other machine can join with this token; "
             f"`edgelink token create --replaces {head}` is for one that takes its place"
         )
-        click.echo("\n".join(wrapped("edgelink: ", told, columns(sys.stderr))), err=True)
+        say(told)
 
 
 @command.command("list")
@@ -88,7 +88,7 @@ def show(*, as_json: bool) -> None:
     for token in tokens:
         click.echo(
             f"{token['token_id']}  {token['role']:<5} {token['state']:<8} uses left {token['uses_left']}  "
-            f"until {token['expires_at']}"
+            f"until {datetime.fromisoformat(token['expires_at']).astimezone():%Y-%m-%d %H:%M}"
         )
 
 

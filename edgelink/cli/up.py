@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from edgelink.cli.layout import say
 from edgelink.cli.options import (
     config_option,
     hostname_option,
@@ -79,7 +80,7 @@ def command(
     try:
         bring_up(wishes, timeout_s)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("edgelink: interrupted; the same command goes on where it stopped", err=True)
+        say("interrupted; the same command goes on where it stopped")
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import say
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import daemons_here, who
@@ -99,7 +99,9 @@ def wait_ready(
             click.echo(json.dumps({"event": "waiting", "message": "; ".join(told)}))
         elif not as_json:
             first = [f"waiting until this machine is Ready (at most {in_words(timeout_s)})"] if told else []
-            _tell([line for line in [*first, *told] if line not in said])
+            for line in [*first, *told]:
+                if line not in said:
+                    say(line)
             said.update(first, told)
         before = told
         look()
@@ -151,8 +153,3 @@ def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict
 def _patience_s(left_s: float) -> float:
     """How long a daemon may be silent when so much time is left: one that hangs must not outlast ``--timeout``."""
     return min(SILENCE_S, max(left_s, _ANSWER_S))
-
-
-def _tell(lines: list[str]) -> None:
-    for line in lines:
-        click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)
