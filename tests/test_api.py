@@ -275,7 +275,7 @@ def test_who_asks_the_registry_elsewhere_is_sent_to_the_relay(tmp_path: Path) ->
     [
         ("bootstrap.sock", "node.sock", "`edgelink bootstrap` alone runs on this machine. ask on the head or an edge"),
         ("node.sock", "bootstrap.sock", "a node's daemon alone runs on this machine. ask on the relay"),
-        ("node.sock", "gone.sock/node.sock", "start `edgelink bootstrap`"),
+        ("node.sock", "gone.sock/node.sock", "`edgelink bootstrap`"),
     ],
 )
 async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: str, asked: str, expected: str) -> None:

@@ -87,7 +87,7 @@ def test_a_placement_that_is_too_slow_is_refused_with_the_better_one(world: Worl
     wanted = ("--observation", "84x84x4:uint8", "--env-steps-per-s", "100")
     told = world.plan(demo_cluster(1), *wanted)
     assert told.return_value == ExitCode.TRY_AGAIN
-    assert "refused: 100 env steps/s are wanted, 18 are possible, limited by the link edge-1 → cloud" in told.stderr
+    assert "refused: 100 env steps/s are wanted, 18 are possible" in told.stderr
     content = json.loads(world.plan(demo_cluster(1), *wanted, "--json").stdout)
     assert content["ok"] is False
     assert content["link_budget"]["is_too_much"] is True
@@ -117,7 +117,7 @@ def test_of_rlinf_each_action_is_waited_for(world: World) -> None:
     """Two env workers of one environment each: 80 ms an action make 25 a second at most, whatever the link carries."""
     told = world.plan(RLINF, "--observation", "17", "--parameters", "10k", "--env-steps-per-s", "26")
     assert told.return_value == ExitCode.TRY_AGAIN, told.exception
-    assert "25 are possible, limited by the way of each action from cloud to edge-1" in told.stderr
+    assert "wanted, 25 are possible" in told.stderr
     many = {**RLINF, "env": {"train": {"total_num_envs": 16, "max_steps_per_rollout_epoch": 100}}}
     told = world.plan(many, "--observation", "17", "--parameters", "10k", "--env-steps-per-s", "26")
     assert told.return_value == ExitCode.OK, told.exception

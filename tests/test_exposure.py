@@ -462,7 +462,7 @@ async def test_what_members_use_when_ports_are_first_closed_stays_open(
     assert Opening("tcp", 8888, 8888) in (world.rules.openings or ())
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "LeftOpen")
     assert "tcp 8888 (jupyter-lab, used by 10.10.0.4)" in world.condition.message
-    assert "7 more day(s)" in world.condition.message
+    assert "days left: 7" in world.condition.message
     assert "20001" not in world.condition.message
     for _ in range(8):
         await world.clock.advance(86400)

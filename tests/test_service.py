@@ -365,7 +365,7 @@ def test_nothing_is_started_where_nobody_is_enrolled(command: RecordedMachine) -
         error = call("install", role, "--now").exception
         assert isinstance(error, UsageError)
         assert error.condition_reason == "NotEnrolled"
-        assert "`edgelink join TOKEN --service`" in error.hint
+        assert "`edgelink up TOKEN`" in error.hint
     assert tree(command) == {}
     Paths.from_environment().membership.parent.mkdir(parents=True)
     Paths.from_environment().membership.touch()

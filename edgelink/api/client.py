@@ -23,6 +23,7 @@ _KINDS = (
     (_RELAYS, "`edgelink bootstrap`", "on the head or an edge"),
     ("node.sock", "a node's daemon", "on the relay"),
 )
+HOW_TO_START = "`sudo edgelink up` starts it; without systemd `edgelink bootstrap`, `edgelink head` or `edgelink edge`"
 DEFECT = "Defect"  # reason of an error that nobody has meant
 SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
 
@@ -109,11 +110,11 @@ def _nobody_answers(silent: Path) -> DaemonNotRunningError:
     if silent.name == _RELAYS:
         return DaemonNotRunningError(
             f"no EdgeLink daemon answers on {silent}",
-            hint="ask on the relay; if this machine is the relay, start `edgelink bootstrap` first",
+            hint="ask on the relay; if this is it, `sudo edgelink up` or `edgelink bootstrap` starts its daemon",
         )
     return DaemonNotRunningError(
         f"no EdgeLink daemon answers on {silent}",
-        hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge` on this machine first",
+        hint=HOW_TO_START,
     )
 
 

@@ -347,7 +347,7 @@ def refuse_elsewhere(paths: Paths) -> dict[str, Any]:
     except DaemonNotRunningError as error:
         raise UsageError(
             f"no head daemon runs on this machine ({paths.node_socket} does not answer)",
-            hint="start `edgelink head` here first; training is launched on the head only",
+            hint="training is launched on the head only; there `sudo edgelink up` or `edgelink head` starts its daemon",
             reason="NotTheHead",
         ) from error
     if status["role"] != "head":

@@ -103,7 +103,7 @@ def require_enrolled(roles: Sequence[str]) -> None:
     if waiting:
         raise UsageError(
             f"this machine is not enrolled yet, and {unit_of(waiting[0])} waits for that: nothing would be started",
-            hint="`edgelink join TOKEN --service` enrols it, installs the service and starts it; an image gets the "
+            hint="`edgelink up TOKEN` enrols it, installs the service and starts it; an image gets the "
             f"unit by `edgelink service install {waiting[0]}` without --now",
             reason="NotEnrolled",
         )

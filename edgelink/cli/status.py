@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import (
+    HOW_TO_START,
     SILENCE_S,
     DaemonError,
     DaemonNotRunningError,
@@ -95,7 +96,7 @@ def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[di
     if not daemons:
         raise DaemonNotRunningError(
             "no EdgeLink daemon runs on this machine",
-            hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
+            hint=HOW_TO_START,
         )
     return daemons, silent
 

@@ -144,7 +144,7 @@ def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict
                 if left_s <= 0:
                     raise DeadlineError(
                         "no head daemon answers on this machine",
-                        hint="start `edgelink head`",
+                        hint="`sudo edgelink up` or `edgelink head` starts it on the head",
                         reason="DaemonNotRunning",
                     ) from None
             clock.block(_LOOK_S)

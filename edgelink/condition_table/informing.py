@@ -55,17 +55,17 @@ ADDRESSES_UNIQUE = ConditionKind(
         Reason(
             "AddressClaimedTwice",
             "an address is claimed by a machine that holds no lease of it",
-            "stop the one that does not belong there, and have it `edgelink join` for an address of its own",
+            "stop the one that does not belong there, and run `edgelink up` with a token of its own there",
         ),
         Reason(
             "NodeListedTwice",
             "two copies of one disk, by EasyTier's list: within seconds where both are seen to be alive",
-            "stop the copy, `edgelink leave` there, then `edgelink join` with a token of its own",
+            "stop the copy, `edgelink leave` there, then `edgelink up` with a token of its own",
         ),
         Reason(
             "NodeCloned",
             "on relay and head: two lives of one node's daemon speak to the registry in turns",
-            "stop the copy, `edgelink leave` there, then `edgelink join` with a token of its own",
+            "stop the copy, `edgelink leave` there, then `edgelink up` with a token of its own",
         ),
     ),
 )

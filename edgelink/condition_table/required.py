@@ -163,7 +163,7 @@ PEERS_REACHABLE = ConditionKind(
         Reason(
             "RelayUnreachable",
             "EasyTier gets no connection to the relay: nothing listens there, no answer, no way, or no such name",
-            "what the sentence says; is `edgelink bootstrap` running there, and its port open?",
+            "what the sentence says; does the relay's daemon run there, and is its port open?",
         ),
         Reason(
             "NetworkRefused",
@@ -202,7 +202,7 @@ RAY_JOINED = ConditionKind(
         waits(
             "HeadNotSeen",
             "waits for the head, which has published no cluster spec yet: normal until it starts",
-            "start `edgelink head`",
+            "`sudo edgelink up` or `edgelink head` starts it there",
         ),
         waits(
             "NotAMember",

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, listed, ok, refused, skipped
 from edgelink.errors import EdgelinkError
 from edgelink.ray_cluster.temp_dir import why_replaceable
-from edgelink.registry.membership import Membership
+from edgelink.registry.membership import HOW_TO_JOIN, Membership
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -33,7 +33,7 @@ def membership(surroundings: Surroundings) -> Finding:
             return skipped("the first relay is the registry's own")
         return failed(
             f"this machine has not joined a network ({surroundings.paths.membership} does not exist)",
-            "get a token from the operator and run `edgelink join TOKEN`",
+            HOW_TO_JOIN,
         )
     lease = found.lease
     return ok(f"{lease.hostname} holds {lease.overlay_ip} in network {lease.network_id}")

@@ -117,7 +117,7 @@ def in_words(dropped: Sequence[Dropped]) -> str:
     first = {each.kind: each for each in reversed(dropped)}
     told = "; ".join(str(first[kind]) for kind in Kind if kind in first)
     more = len(dropped) - len(first)
-    also = f"; and {more} more pair(s) of addresses" if more else ""
+    also = f"; more pairs of addresses: {more}" if more else ""
     return f"dropped in the last {_NOTED_MIN} min: {told}{also}" if told else ""
 
 

@@ -21,7 +21,7 @@ from edgelink.registry.records import Ranges, Reservation, Rest
 HEAD_RANK = 0
 AddressNumbers = tuple[int, int]  # first and last
 
-_ANOTHER_NAME = "take another one (`edgelink join --hostname NAME`)"
+_ANOTHER_NAME = "take another one (`--hostname NAME`)"
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ def _check_address(request: AllocationRequest, overlay_ip: IPv4Address, holdings
 def _refuse(request: AllocationRequest, what: str, holder: Lease | None, claim: Reservation | Rest | None) -> None:
     """Unless nobody but the asking node has a right to it."""
     if holder is not None and holder.node_id != request.node_id:
-        raise conflict(f"{what} is taken", holder)
+        otherwise = _ANOTHER_NAME if holder.hostname == request.hostname else "take another one"
+        raise conflict(f"{what} is taken", holder, otherwise)
     if isinstance(claim, Reservation):
         raise LeaseConflictError(
             f"{what} is promised to whoever brings the token {claim.token_id}",

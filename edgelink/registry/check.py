@@ -100,7 +100,7 @@ def _look(database: sqlite3.Connection, keys: AuthorityKeys) -> Checked:
                 problems.append(f"the {kind} {row[column]} of {row['hostname']} rests for {former} at the same time")
     (entries,) = database.execute("SELECT count(*) FROM history WHERE action <> ?", (CLONE_REFUSED,)).fetchone()
     if entries != network["epoch"]:
-        problems.append(f"it counts {network['epoch']} changes, and its history holds {entries}")
+        problems.append(f"its count of changes is {network['epoch']}, and its history holds {entries}")
     return Checked(len(rows), tuple(problems))
 
 

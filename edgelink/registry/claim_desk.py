@@ -22,7 +22,7 @@ from edgelink.registry.requests import Claim, Verdict
 from edgelink.registry.store import CLONE_REFUSED, RegistryStore
 
 _COPY = (
-    "if this machine's disk is a copy: `edgelink leave` here, then `edgelink join` with a token of its own. If it is "
+    "if this machine's disk is a copy: `edgelink leave` here, then `edgelink up` with a token of its own. If it is "
     "the one that is meant: end the other one first (`edgelink stop` there), then start here again"
 )
 

@@ -40,6 +40,7 @@ from edgelink.registry.token import Token
 Write = Callable[[Path, str], None]
 
 _FORMAT: Literal[1] = 1
+HOW_TO_JOIN = "get a token from the operator and run `edgelink up TOKEN`, or without systemd `edgelink join TOKEN`"
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
 _REFUSALS: tuple[type[RegistryError], ...] = (
     AddressPoolExhaustedError,

@@ -52,7 +52,10 @@ Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
 
 def unusable_fields(error: ValidationError, *, of_all: str | None = None) -> str:
     """The fields of a payload that are wrong, for people; of what is wrong with all of it ``of_all``, or why."""
-    names = {str(item["loc"][0]) if item["loc"] else of_all or item["msg"] for item in error.errors()}
+    names = {
+        str(item["loc"][0]) if item["loc"] else of_all or item["msg"].removeprefix("Value error, ")
+        for item in error.errors()
+    }
     return ", ".join(sorted(names))
 
 

@@ -82,7 +82,7 @@ class RegistryStore:
         """Raises RegistryError when there is none yet."""
         network = self.network()
         if network is None:
-            raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+            raise RegistryError("there is no network on this relay yet", hint="`sudo edgelink up --relay` makes one")
         return network
 
     def create_network(self, network: Network) -> None:

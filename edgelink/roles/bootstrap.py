@@ -293,7 +293,7 @@ class Relay(Daemon):
         await self._was_ready.wait()  # so that no step of the start comes after it
         token = await self.registry.create_token(TokenRequest(Role.HEAD))
         sys.stdout.write(
-            f"\nThe network is up. On the head, type within the hour:\n\nedgelink join {token.encode()}\n\n"
+            f"\nThe network is up. On the head, type within the hour:\n\nsudo edgelink up {token.encode()}\n\n"
             "For each further machine, make a token here: edgelink token create --role edge\n\n"
         )
         sys.stdout.flush()

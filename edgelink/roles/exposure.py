@@ -347,7 +347,7 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts | SayFollowed]):
                 (
                     "LeftOpen",
                     f"{few([in_words(each, now.directory) for each in left])}: in use when this node began to close "
-                    f"ports on the overlay, so open to all members for {days} more day(s); say in "
+                    f"ports on the overlay, so open to all members (days left: {days}); say in "
                     "`firewall.overlay_allow` what is to stay open, `[]`: nothing",
                 )
             )
@@ -358,7 +358,7 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts | SayFollowed]):
         closed = "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
         where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
         revoked = len(now.revoked_ips)
-        belt = f"; {revoked} address(es) of revoked nodes are dropped" if revoked else ""
+        belt = f"; addresses of revoked nodes that are dropped: {revoked}" if revoked else ""
         opened = told(now.openings, _MOST_TOLD)
         also = f"; members reach {', '.join(opened)} here, too" if opened else ""
         late = "" if self._refuses else "; this kernel cannot refuse what is closed on the overlay, it only drops it"

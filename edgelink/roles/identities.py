@@ -187,7 +187,7 @@ class Identities(Part[Inputs, Look | CloseDead]):
                 self.condition,
                 "AddressClaimedTwice",
                 f"{'; '.join(wrong)}: traffic goes to whoever started last. All else works; stop the one that does not "
-                "belong there, and have it `edgelink join` for an address of its own",
+                "belong there, and run `edgelink up` with a token of its own there",
             )
             return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s)
         if two_voices := cloned(now.alternations, at_s):
@@ -195,7 +195,7 @@ class Identities(Part[Inputs, Look | CloseDead]):
                 self.condition,
                 "NodeCloned",
                 f"two machines take turns as {', '.join(two_voices)}: one has a copy of the other's disk. Stop the "
-                "copy, run `edgelink leave` there, then `edgelink join` with a token of its own",
+                "copy, run `edgelink leave` there, then `edgelink up` with a token of its own",
             )
             return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s)
         if doubled := list(twins(rows)):
@@ -217,7 +217,7 @@ class Identities(Part[Inputs, Look | CloseDead]):
                 else f"listed twice for more than {TWIN_S:g} s: {', '.join(doubled)}: a machine with a copy of that "
                 "node's disk? "
             )
-            + "Traffic goes to whoever started last; stop the copy, run `edgelink leave` there, then `edgelink join` "
+            + "Traffic goes to whoever started last; stop the copy, run `edgelink leave` there, then `edgelink up` "
             "with a token of its own",
         )
         return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s, closes=True)

@@ -20,7 +20,7 @@ from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.temp_dir import remove_sessions, sessions_in, temp_dir_here
 from edgelink.registry.enrol import ANY_MACHINE, Machine
-from edgelink.registry.membership import Membership
+from edgelink.registry.membership import HOW_TO_JOIN, Membership
 from edgelink.registry.payloads import LEFT, Lease, NodeStatus
 from edgelink.registry.tls import client_context
 from edgelink.registry.topics import Topics
@@ -52,7 +52,7 @@ def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
             reason="IsTheRelay",
         )
     if not paths.node_key.exists() and not paths.membership.exists():
-        raise UsageError("this machine is not a member of a network", hint="`edgelink join TOKEN` makes it one")
+        raise UsageError("this machine is not a member of a network", hint=HOW_TO_JOIN)
     refuse_during_run(config, paths, clock)
 
 

@@ -30,7 +30,7 @@ from edgelink.registry.claims import Life
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
+from edgelink.registry.membership import HOW_TO_JOIN, Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Role
@@ -263,7 +263,7 @@ class Member(Daemon):
             if self._enrolment is None:
                 raise ConfigError(
                     f"this machine has not joined a network ({self.paths.membership} does not exist)",
-                    hint="get a token from the operator and run `edgelink join TOKEN`",
+                    hint=HOW_TO_JOIN,
                     reason="NotJoined",
                 )
             try:

@@ -172,7 +172,7 @@ class SecretEpochs(Part[Inputs, TakeUp | Tell | Record]):
         if network.is_revoked:
             put_out = NodeRevokedError(
                 "the operator has put this node out of the network",
-                hint="if that was a mistake: `edgelink leave`, then `edgelink join` with a new token of the operator",
+                hint="if that was a mistake: `edgelink leave`, then `edgelink up` with a new token of the operator",
             )
             return Decision((failed(LEASED, put_out),), ends=put_out)
         if now.running is None:

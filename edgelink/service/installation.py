@@ -46,7 +46,7 @@ def chosen_roles(asked: str | None, known: list[str]) -> list[str]:
     if asked is None and not known:
         raise UsageError(
             "this machine is not enrolled yet, so its role is not known",
-            hint="name it: `edgelink service install edge`, `head` or `relay`; or `edgelink join TOKEN --service`",
+            hint="name it: `edgelink service install edge`, `head` or `relay`; or `edgelink up TOKEN`",
             reason="RoleUnknown",
         )
     if asked not in (None, "bootstrap") and nodes and asked not in nodes:
