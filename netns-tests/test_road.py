@@ -196,8 +196,11 @@ while True:
 
 @pytest.mark.parametrize(
     ("node", "who", "may_ssh"),
-    [(RELAY, "relay", CLOUD), (CLOUD, "head", RELAY), (EDGES[1], "edges", CLOUD)],
-    ids=["relay", "head", "edge"],
+    [
+        pytest.param(RELAY, "relay", CLOUD, id="relay", marks=pytest.mark.long),
+        pytest.param(CLOUD, "head", RELAY, id="head"),
+        pytest.param(EDGES[1], "edges", CLOUD, id="edge", marks=pytest.mark.long),
+    ],
 )
 def test_members_reach_what_is_documented(road: Road, tmp_path: Path, node: str, who: str, may_ssh: str) -> None:
     """All ports of TCP and UDP over the overlay, as root of an edge, whether something listens there or not."""
