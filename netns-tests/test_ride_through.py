@@ -256,9 +256,7 @@ def events_at(road: Road, event: str) -> list[tuple[float, dict[str, Any]]]:
     return [(datetime.fromisoformat(line["timestamp"]).timestamp(), line) for line in found]
 
 
-@pytest.mark.skipif(
-    not IS_SOAK, reason="its seconds want a quiet machine: `make soak`; test_two_faults.py asks all views"
-)
+@pytest.mark.skipif(not IS_SOAK, reason="wants a quiet machine: `make soak`; test_two_faults.py asks all views")
 def test_an_edge_that_is_cut_off_is_paused_on_every_view(road: Road, driver: OutageDriver, tmp_path: Path) -> None:
     """`edgelink lab set edge-2 --loss 100%`: each view says so within 10 s of the cut, and what ended 5 s after the
     first answer. The driver goes on all the while."""
