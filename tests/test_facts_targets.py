@@ -68,7 +68,7 @@ def spec(*members: DirectoryEntry) -> ClusterSpec:
 
 def network(running: Membership | None, *entries: DirectoryEntry) -> Network:
     nobody = frozenset[str]()
-    return Network(running, Directory(network_id="n", epoch=1, entries=entries), None, nobody, nobody, nobody)
+    return Network(running, Directory(network_id="n", epoch=1, entries=entries), None, nobody, nobody, nobody, nobody)
 
 
 def ips(*entries: DirectoryEntry) -> dict[str, IPv4Address]:
@@ -144,6 +144,17 @@ def test_in_a_large_network_nobody_asks_everybody(
     found = targets(replace(now, cluster_spec=spec(CLOUD, EDGE_1, *others[:members])), relays_carry=True)
     assert found is not None
     assert (found.needed, found.relays, len(found.others)) == (ips(CLOUD), ips(RELAY), asked)
+
+
+def test_the_head_asks_whom_ray_lists_however_many_have_lost_the_relay(memberships: dict[str, Membership]) -> None:
+    """Their daemons may be dead, or the head has started while the relay is away: each may be cut off, too."""
+    others = [entry(10 + number, f"robot-{number}") for number in range(60)]
+    now = network(memberships["cloud"], RELAY, CLOUD, *others)
+    alive = frozenset(str(one.overlay_ip) for one in others[1:])
+    found = targets(replace(now, cluster_spec=spec(CLOUD, *others), ray_alive=alive), relays_carry=True)
+    assert found is not None
+    assert (found.members, found.others) == ({}, ips(*others[1:]))
+    assert found.alive == found.others.keys()
 
 
 def test_before_the_directory_is_known_nothing_is_known(memberships: dict[str, Membership]) -> None:

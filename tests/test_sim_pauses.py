@@ -87,3 +87,13 @@ async def test_an_edge_whose_daemon_alone_has_died_is_not_paused(sim: Sim) -> No
     assert (row["state"], row["online"]) == ("ready", False)
     assert row["wrong"]
     assert head.has("NodesReady", "AllAlive")()
+
+
+@story
+async def test_an_edge_whose_daemon_has_died_is_paused_as_soon_as_any_other(sim: Sim) -> None:
+    """It is not in touch with the relay any more, and Ray lists it all the same."""
+    _, head, edge = await ready(sim, "cloud", "edge-1")
+    await edge.kill()
+    await sim.passes(90)
+    edge.machine.is_cut = True
+    await sim.until(head.has("NodesReady", "NodesPaused"), within_s=10)

@@ -215,6 +215,7 @@ class Network:
     online: frozenset[str]
     metered: frozenset[str]
     run_members: frozenset[str]
+    ray_alive: frozenset[str]
 
 
 def targets(now: Network, *, relays_carry: bool) -> Targets | None:
@@ -222,7 +223,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
 
     Those are the members that are online, and those that a run relies on: a robot that was switched off is neither.
     In a network of more than 50 nodes a node asks only those that it needs, and the members of the cluster where they
-    are no more than that.
+    are no more than that, or that Ray lists.
 
     Args:
         relays_carry: the overlay's traffic needs a relay. An existing overlay needs none.
@@ -243,7 +244,8 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *missed}]
     if len(now.directory.entries) > MOST_PAIRS:
         others = [entry for entry in others if entry.node_id in members]
-    few = others if len(others) <= MOST_PAIRS else []
+    alive = frozenset(entry.hostname for entry in entries if str(entry.overlay_ip) in now.ray_alive)
+    few = others if len(others) <= MOST_PAIRS else [entry for entry in others if entry.hostname in alive]
     metered = frozenset(entry.hostname for entry in entries if entry.node_id in now.metered)
     identities = {
         entry.hostname: Identity(entry.verify_key, instance_of(lease.network_id, entry.node_id)) for entry in entries
@@ -251,7 +253,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     proves = spec is not None and spec.echo_proves
     provers = frozenset(entry.hostname for entry in entries if entry.role is Role.HEAD and proves)
     asked = {entry.hostname: entry.overlay_ip for entry in few}
-    return Targets(needed, relays, missed, asked, metered, identities, provers)
+    return Targets(needed, relays, missed, asked, metered, alive, identities, provers)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Targets:
         members: all have to answer, or it is said; Ray goes on all the same.
         others: asked, and told of.
         metered: those of them whose uplink costs by the byte.
+        alive: those of them that Ray lists: on the head, their silence is told to everybody within 10 s.
         identities: whom the answer of each has to come from.
         provers: those that can prove it, as the head has signed. Ray does not start here before they have.
     """
@@ -28,6 +29,7 @@ class Targets:
     members: Mapping[str, IPv4Address] = field(default_factory=dict)
     others: Mapping[str, IPv4Address] = field(default_factory=dict)
     metered: frozenset[str] = frozenset()
+    alive: frozenset[str] = frozenset()
     identities: Mapping[str, Identity] = field(default_factory=dict)
     provers: frozenset[str] = frozenset()
 

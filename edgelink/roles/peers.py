@@ -183,9 +183,9 @@ class Look(Action):
         cadence, targets = self.cadence(name), self.targets
         if name in targets.needed or name in targets.relays:
             return cadence.needed_s
-        return (
-            cadence.member_s if name in targets.members else max(cadence.other_s, len(targets.others) * cadence.share_s)
-        )
+        if name in targets.members or name in targets.alive:
+            return cadence.member_s
+        return max(cadence.other_s, len(targets.others) * cadence.share_s)
 
 
 @dataclass(frozen=True)
