@@ -223,7 +223,7 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
         (seen(HEARD, HEARD), {"overlay_is_up": False}, Forget(), "OverlayDown"),
         (seen(HEARD, HEARD), {"targets": None}, Forget(), "DirectoryNotSeen"),
         (Seen(), {"targets": None}, None, "DirectoryNotSeen"),
-        # A look tells who is due. Whatever makes all knowledge doubtful is followed by one.
+        # A look tells who is due, after a rest. Whatever makes all knowledge doubtful is followed by one.
         (Seen(), {}, LOOK, None),
         (seen(HEARD, HEARD, due=("cloud",)), {}, AskAll(("cloud",), SPEC.overlay_ip.ip), None),
         (seen(HEARD, HEARD), {"targets": Targets()}, replace(LOOK, targets=Targets()), None),
@@ -231,7 +231,8 @@ def seen(cloud: Known, relay: Known, **changes: Any) -> Seen:
         (seen(HEARD, HEARD), {"echo_wishes": 1}, replace(LOOK, echo_wishes=1), None),
         (seen(HEARD, HEARD), {"standstills": 1}, replace(LOOK, standstills=1), None),
         (seen(HEARD, HEARD, looked_s=98.0), {}, LOOK, "Reachable"),
-        (seen(replace(HEARD, due_s=100.0), HEARD), {}, LOOK, "Reachable"),
+        (seen(replace(HEARD, due_s=100.0), HEARD, looked_s=99.0), {}, LOOK, "Reachable"),
+        (seen(replace(HEARD, due_s=100.0), HEARD), {}, None, "Reachable"),
         # One lost packet is no outage, and only an answer is one's end.
         (seen(HEARD, HEARD), {}, None, "Reachable"),
         (seen(replace(HEARD, silences=2), HEARD), {}, None, None),
@@ -348,6 +349,24 @@ async def test_who_is_heard_anyway_is_asked_for_its_clock_only() -> None:
     assert 59 <= asked[RELAY] <= 61
     assert 8 <= asked[CLOUD] <= 11
     assert network.reason == "Reachable"
+
+
+async def test_many_nodes_are_looked_at_together() -> None:
+    """Each was heard at another moment, and is due at another one."""
+    members = {f"edge-{number}": OTHER + number for number in range(100)}
+    network, looks = Network(Targets(relays={"relay": RELAY}, members=members)), list[float]()
+    network.alive = {RELAY, *members.values()}
+    await network.run(3)
+    network.traffic = Traffic({ip: 0.05 * number for number, ip in enumerate(members.values())})
+    look = network.peers._look_at_traffic
+
+    async def counted() -> Traffic:
+        looks.append(network.clock.monotonic_s())
+        return await look()
+
+    network.peers._look_at_traffic = counted
+    await network.run(12)
+    assert min(after - before for before, after in pairwise(looks)) >= 0.1
 
 
 async def test_old_traffic_is_no_answer() -> None:

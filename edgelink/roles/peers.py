@@ -36,6 +36,7 @@ _log = get_logger("overlay")
 _PATIENCE_S = 1.0
 _PROMPT_S = 0.3  # on a path that answers in less than a quarter of it
 _LOOK_AGAIN_S = 2.0  # at what the kernel knows, 4 ms of CPU; a packet goes out only when a node is due
+_REST_S = 0.001  # a node, between two looks, each of which is at all nodes; who lacks an answer is not put off
 _EAGER_S = 0.05  # the first answer is what `ray start` waits for
 _EAGER_PATIENCE_S = 0.25  # a lost first question must not cost a second; a slower path is asked patiently later
 _EAGER_TRIES = 20
@@ -399,7 +400,9 @@ class Peers(Part[Inputs, Do]):
         is_old = own.why_s is None or at_s >= own.why_s + _WHY_AGAIN_S or own.why_broker != now.broker_away
         if is_cut_off and is_old:
             return Decision(does=FindCause(tuple(look.targets.counted.values()), now.broker_away))
-        again_s = min([own.looked_s + _LOOK_AGAIN_S, *(known.due_s for known in own.known.values())]) - at_s
+        rested_s = own.looked_s + len(own.known) * _REST_S
+        due_s = (known.due_s if known.silences else max(known.due_s, rested_s) for known in own.known.values())
+        again_s = min([own.looked_s + _LOOK_AGAIN_S, *due_s]) - at_s
         return Decision(says, look) if again_s <= 0 else Decision(says, again_s=again_s)
 
     async def act(self, action: Do) -> None:
