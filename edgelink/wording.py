@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _ROLES = {"bootstrap": "relay"}  # where it has another name than the command that starts its daemon
 
@@ -11,6 +12,11 @@ _ROLES = {"bootstrap": "relay"}  # where it has another name than the command th
 def role_in_words(verb: str) -> str:
     """The name of the role whose daemon the command ``verb`` starts."""
     return _ROLES.get(verb, verb)
+
+
+def node_name(node: Mapping[str, Any]) -> str:
+    """The hostname of a node; its rank where nobody has told the hostname."""
+    return str(node["hostname"] or f"rank {node['node_rank']}")
 
 
 def few(names: Sequence[object], most: int = 8) -> str:

@@ -101,7 +101,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink registry release": "test_enrolment.py::test_a_lease_is_freed_by_the_operator_only",
         "edgelink token create --hostname": "test_cli_registry.py::test_a_lost_token_is_asked_for_again",
         "edgelink token create --replaces": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
-        "edgelink join": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
+        "edgelink up": "test_systemd.py::test_one_command_makes_a_machine_a_node",
         "edgelink registry set": "test_leases.py::test_a_lease_is_changed_on_a_running_node",
     },
     "relay-and-head-on-one-machine": {"edgelink": "test_variants.py::test_relay_and_head_on_one_machine"},

@@ -120,4 +120,4 @@ async def test_a_table_with_one_rule_more_or_less_is_not_the_wanted_one(
     stand_in.write_text(f"#!/bin/sh\ncat {tmp_path}/listing\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert await table.is_applied() is is_whole
+    assert (await table.apply()).is_made is not is_whole

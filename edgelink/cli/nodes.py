@@ -18,6 +18,7 @@ from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
+from edgelink.wording import node_name
 
 _HEADER = ("NODE", "RANK", "OVERLAY IP", "RAY", "CPU", "GPU", "PATH")
 _YIELDING = (0, 3, 6)  # the columns that are cut in a narrow terminal
@@ -75,11 +76,11 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
         told += wrapped("", f"access per-run: {text}", width)
     for node in found["nodes"]:
         if ports := node.get("open_ports"):  # a daemon that is older than this command does not tell
-            told += wrapped("", f"{_name(node)} is open to other nodes: {', '.join(ports)}", width)
+            told += wrapped("", f"{node_name(node)} is open to other nodes: {', '.join(ports)}", width)
     for node in found["nodes"]:
         mark, colour = ("!", "yellow") if node["ready"] or _is_paused(node) else ("✗", "red")
         for text in node["wrong"]:
-            told += _marked(mark, colour, f"{_name(node)}: {text}", width)
+            told += _marked(mark, colour, f"{node_name(node)}: {text}", width)
     for stranger in found["strangers"]:
         text = f"Ray at {stranger['overlay_ip']} ({stranger['hostname']}): {stranger['wrong'][0]}"
         told += _marked("?", "yellow", text, width)
@@ -99,7 +100,7 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
         has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if node["ready"] else ""
         state = f"{'paused' if _is_paused(node) else node['ray']}{way}{has}"  # for how long is no change
         reasons = [text.partition(":")[0] for text in node["wrong"]]  # what follows may tell how long, or how much
-        told[_name(node)] = Fact("; ".join([state, *reasons]), "; ".join([state, *node["wrong"]]))
+        told[node_name(node)] = Fact("; ".join([state, *reasons]), "; ".join([state, *node["wrong"]]))
     for left_out in found["left_out"]:
         told[left_out["hostname"]] = Fact("left out", _LEFT_OUT)
     for stranger in found["strangers"]:
@@ -109,10 +110,6 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
 
 def _is_paused(node: dict[str, Any]) -> bool:
     return node.get("state") == "paused"  # an older daemon does not tell
-
-
-def _name(node: dict[str, Any]) -> str:
-    return node["hostname"] or f"rank {node['node_rank']}"
 
 
 def _marked(mark: str, colour: str, text: str, width: int) -> list[str]:
@@ -126,7 +123,7 @@ def _versions(nodes: list[dict[str, Any]], width: int) -> list[str]:
     for node in nodes:
         has = (f"{name} {node['versions'][name]}" for name in _NARROW_VERSIONS if node["versions"].get(name))
         if text := ", ".join(has):
-            groups.setdefault(text, []).append(_name(node))
+            groups.setdefault(text, []).append(node_name(node))
     if len(groups) == 1:
         return wrapped("", next(iter(groups)), width)
     return [line for text, names in groups.items() for line in wrapped(f"{text}: ", ", ".join(names), width)]

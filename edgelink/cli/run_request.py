@@ -19,6 +19,7 @@ from edgelink.ray_cluster.pause import pause_in_words
 from edgelink.training.driver import DriverControl
 from edgelink.training.run_record import RunRecord
 from edgelink.training.supervision import NodeWatch, Supervision
+from edgelink.wording import node_name
 
 _TICK_S = 0.5
 _LOOK_EVERY = 10  # ticks
@@ -158,7 +159,7 @@ class RunRequest:
             return  # until somebody can say who is alive, what was said last holds
         self._tell_pauses(nodes)
         not_alive = tuple(
-            _name(node) for node in nodes if not node["ready"] and _name(node) not in self._paused_since_s
+            node_name(node) for node in nodes if not node["ready"] and node_name(node) not in self._paused_since_s
         )
         if not_alive != self._not_alive:
             self._not_alive = not_alive
@@ -168,13 +169,14 @@ class RunRequest:
     def _tell_pauses(self, nodes: list[dict[str, Any]]) -> None:
         """Say who does not answer any more, and who does again."""
         now_s, before = self._clock.monotonic_s(), self._paused_since_s
-        paused = {_name(node): node for node in nodes if node.get("state") == "paused"}  # an older daemon does not tell
+        # An older daemon does not tell.
+        paused = {node_name(node): node for node in nodes if node.get("state") == "paused"}
         self._paused_since_s = {name: before.get(name, now_s - node["paused_s"]) for name, node in paused.items()}
         for name in paused.keys() - before.keys():
             node = paused[name]
             why = pause_in_words(node["paused_s"], node["gives_up_in_s"], node["told_by"])
             self._say(f"{name} is paused, and what needs it waits: {why}")
-        for name in [_name(node) for node in nodes if node["ready"] and _name(node) in before]:
+        for name in [node_name(node) for node in nodes if node["ready"] and node_name(node) in before]:
             self._say(f"{name} answers again after {brief(now_s - before[name])}")
 
     def _guard(self, supervision: Supervision, control: DriverControl, look: Callable[[], None]) -> None:
@@ -195,7 +197,3 @@ class RunRequest:
                 self._say("ending the driver, which is still there")
                 control.end()
                 return
-
-
-def _name(node: dict[str, Any]) -> str:
-    return node["hostname"] or f"rank {node['node_rank']}"

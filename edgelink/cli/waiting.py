@@ -12,7 +12,7 @@ import click
 
 from edgelink.cli.layout import UNLIMITED, can_be_redrawn, columns, wrapped
 from edgelink.duration import in_words
-from edgelink.wording import few
+from edgelink.wording import few, node_name
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class WaitingList:
 def _first_line(what: str, nodes: list[dict[str, Any]], left_s: float | None) -> str:
     """``waiting for 2 nodes: cloud, robot (at most 10 min)``."""
     these = f"{len(nodes)} nodes" if len(nodes) > 1 else "1 node"
-    names = few([node["hostname"] or f"rank {node['node_rank']}" for node in nodes])
+    names = few([node_name(node) for node in nodes])
     at_most = "" if left_s is None else f" (at most {in_words(round(left_s))})"
     return f"waiting for {f'{these}: {names}' if what in ('', these) else what}{at_most}"
 
@@ -106,6 +106,6 @@ def summary(nodes: list[dict[str, Any]], goal: str = "ready") -> str:
     groups: dict[str, list[str]] = {}
     for node in nodes:
         said = goal if node["ready"] else node.get("brief") or f"{node['step']}: {node['message']}"
-        groups.setdefault(said, []).append(node["hostname"] or f"rank {node['node_rank']}")
+        groups.setdefault(said, []).append(node_name(node))
     ready = sum(node["ready"] for node in nodes)
     return f"{ready}/{len(nodes)}: " + "; ".join(f"{few(names)} {said}" for said, names in groups.items())

@@ -101,10 +101,6 @@ class Table:
             )
         return Applied(found, is_made=True)
 
-    async def is_applied(self) -> bool:
-        """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""
-        return self._is_whole(await self._listing())
-
     async def _listing(self) -> str:
         """The table as nft lists it. Empty: there is none."""
         status, output = await _nft("-a", "list", "table", "inet", self.name)

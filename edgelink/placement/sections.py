@@ -68,10 +68,6 @@ class ClusterSection:
     component_placement: Any
     unread: frozenset[str] = frozenset()  # labels, perhaps, of entries of ``node_groups`` that cannot be read
 
-    def group_of(self, label: str) -> GroupSection | None:
-        """The first group with this label."""
-        return next((group for group in self.groups if group.label == label), None)
-
 
 def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSection:
     """``cluster``, whose problems go to ``findings``."""
