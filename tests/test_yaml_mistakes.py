@@ -183,6 +183,7 @@ def test_no_key_of_the_configuration_answers_in_the_words_of_a_library(tmp_path:
         ("overlay: {port: 1}\n", "did you mean overlay.rpc_port?"),
         ("port: 1\n", "did you mean ray.port or web.port or metrics.port?"),
         ("ray: {zzz: 1}\n", "known are python, user"),
+        ("overlay: {mtu: 1}\nride_through: x\n", "(got 1); line 2: ride_through: 'x'"),
     ],
 )
 def test_what_keeps_a_text_from_being_yaml_is_said_plainly(tmp_path: Path, text: str, told: str) -> None:

@@ -129,7 +129,10 @@ def short_lines(seen: dict[str, Any], width: int) -> list[str]:
 
 def facts(seen: dict[str, Any]) -> dict[str, Fact]:
     """What ``--watch`` tells the changes of: phases, conditions, ways to other nodes; pure."""
-    found = {text.partition(" was killed")[0]: Fact("silent", "was killed or hangs") for text in seen["silent"]}
+    found: dict[str, Fact] = {}
+    for text in seen["silent"]:
+        name, was_killed, _ = text.partition(" was killed")
+        found[name] = Fact("silent", "was killed or hangs" if was_killed else "it makes another within seconds")
     for daemon in seen["daemons"]:
         name = who(daemon)
         found[name] = Fact(daemon["phase"], daemon["phase"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network
+from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -74,14 +75,17 @@ def _validated(
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        mistakes: dict[str, dict[Place, str]] = {}
+        found: list[tuple[int, str, Place, str]] = []
         lines = lines_of_keys(text)
         for item in error.errors():
             key = key_of(item["loc"], values)
             where = _source_of(key, source, variables or {})
             line = _line_of(key, lines) if where == source else None
             at = "" if line is None else f"line {line}: "
-            mistakes.setdefault(where, {}).setdefault(key, at + describe(item, key))
+            found.append((line or 0, where, key, at + describe(item, key)))
+        mistakes: dict[str, dict[Place, str]] = {}
+        for _, where, key, told_of in sorted(found, key=itemgetter(0)):
+            mistakes.setdefault(where, {}).setdefault(key, told_of)
         message = "; ".join(f"{where}: {'; '.join(told.values())}" for where, told in mistakes.items())
         raise ConfigError(message, hint=EXPLAINED) from error
 

@@ -56,7 +56,8 @@ def describe(item: Any, place: Place, schema: type[BaseModel] = Config) -> str:
         return f"{key}: has no {item['loc'][-1]}"
     if item["type"] == "value_error":
         problem = item["msg"].removeprefix("Value error, ")  # before the words of our own validators
-        return f"{key}: {problem}" if isinstance(item["input"], dict) else f"{key}: {problem} (got {item['input']!r})"
+        is_shown = isinstance(item["input"], dict) or repr(item["input"]) in problem
+        return f"{key}: {problem}" if is_shown else f"{key}: {problem} (got {item['input']!r})"
     kind = _kind_at(place, schema)
     if isinstance(item["input"], str) and _is_section(kind) and (found := key_without_colon(item["input"])):
         return f"{key}: no colon and space after {found[0]}; write `{found[1]}`"

@@ -92,7 +92,7 @@ def section_of(content: Any, source: str, lines: Mapping[str, int]) -> Mapping[s
     """The cluster section in ``content``. Raises PlacementError: there is none, or it has interpolations."""
     section = content.get("cluster", content) if isinstance(content, Mapping) else content
     if not isinstance(section, Mapping) or not {"num_nodes", "component_placement"} & set(section):
-        raise PlacementError(f"{source}: no cluster section", hint=_meant(content, lines) + _WRITE_SECTION)
+        raise PlacementError(f"{source}: no cluster section", hint=_meant(section, lines) + _WRITE_SECTION)
     findings = Findings()
     for key, value in _strings("cluster", section):
         if "${" in value:
@@ -104,11 +104,11 @@ def section_of(content: Any, source: str, lines: Mapping[str, int]) -> Mapping[s
     return section
 
 
-def _meant(content: Any, lines: Mapping[str, int]) -> str:
+def _meant(section: Any, lines: Mapping[str, int]) -> str:
     """Where ``cluster`` or one of its keys is misspelt, or has no colon."""
-    if isinstance(content, str) and (found := key_without_colon(content)):
+    if isinstance(section, str) and (found := key_without_colon(section)):
         return f"no colon and space after {found[0]}: write `{found[1]}`; "
-    for key in content if isinstance(content, Mapping) else ():
+    for key in section if isinstance(section, Mapping) else ():
         if near := get_close_matches(str(key), ("cluster", "num_nodes", "component_placement"), n=1, cutoff=0.7):
             return f"did you mean {near[0]}, where line {lines.get(f'cluster.{key}')} has {key}? "
     return ""
