@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import yaml
 
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import tell
 from edgelink.cli.options import Group, json_option
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
@@ -34,9 +34,7 @@ def check(*, file: Path | None) -> None:
     """
     config = usable(file)
     ray = _ray_in_words(config)
-    click.echo(
-        "\n".join(wrapped(f"{_source(file)}: ", f"ok{f'; {ray}' if ray else ''}", columns(), breaks_words=False))
-    )
+    tell(f"{_source(file)}: ok{f'; {ray}' if ray else ''}")
 
 
 @command.command("show")

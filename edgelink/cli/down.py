@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edgelink.cli.layout import tell
 from edgelink.cli.options import config_option, timeout_option
 
 
@@ -43,5 +44,5 @@ def command(*, timeout_s: float, config_path: Path | None) -> None:
     if lease is None:
         click.echo("down; this machine is in no network")
         return
-    click.echo(f"{lease.hostname} is down, and keeps its place in the network ({lease.overlay_ip})")
+    tell(f"{lease.hostname} is down, and keeps its place in the network ({lease.overlay_ip})")
     click.echo("`sudo edgelink up` brings it back")

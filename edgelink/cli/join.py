@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgelink.cli.layout import say
+from edgelink.cli.layout import say, tell
 from edgelink.cli.options import (
     config_option,
     hostname_option,
@@ -77,7 +77,7 @@ def command(
     except KeyboardInterrupt:  # the registry gives a machine the same lease for the same token
         say("stopped; the token is still good: run the same command again")
         raise
-    click.echo(f"joined as {described(lease)}")
+    tell(f"joined as {described(lease)}")
     if machine is None:
         click.echo(f"now run:  edgelink {lease.role.value}", err=True)
         return

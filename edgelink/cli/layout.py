@@ -53,6 +53,12 @@ def wrapped(head: str, text: str, width: int, *, indent: int = 4, breaks_words: 
     ) or [head.rstrip()]
 
 
+def tell(line: str, *, err: bool = False) -> None:
+    """Write a sentence of a command's answer, no wider than the terminal. A path or a command's word stays whole."""
+    width = columns(sys.stderr if err else sys.stdout)
+    click.echo("\n".join(wrapped("", line, width, breaks_words=False)), err=err)
+
+
 def say(line: str) -> None:
     """Write a notice of EdgeLink's own to stderr. Where that is full, or read by nobody, the command goes on."""
     with suppress(OSError):

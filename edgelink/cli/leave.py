@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from edgelink.cli.layout import tell
 from edgelink.cli.options import config_option, timeout_option
 
 
@@ -52,11 +53,11 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     with waiting_for("telling the relay"):
         is_known = say_goodbye(paths)
     forget_network(paths)
-    click.echo(f"{who} has left; its logs are still in {paths.logs}")
+    tell(f"{who} has left; its logs are still in {paths.logs}")
     if elsewhere:
-        click.echo(f"do not free its lease: {elsewhere}")
+        tell(f"do not free its lease: {elsewhere}")
     elif lease is not None:
         free = f"`edgelink registry release {lease.hostname} --now` on the relay"
-        click.echo(f"its lease is kept for it until the operator frees it: {free}")
+        tell(f"its lease is kept for it until the operator frees it: {free}")
         if not is_known:
-            click.echo("the relay does not answer: the head shows this machine as away until then", err=True)
+            tell("the relay does not answer: the head shows this machine as away until then", err=True)

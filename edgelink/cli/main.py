@@ -152,11 +152,11 @@ def _run() -> int:
 
 def _complain(text: str) -> None:
     """Write to stderr, as wide as a terminal is. A path or a command's word stays whole, however long."""
-    from edgelink.cli.layout import columns, wrapped
+    from edgelink.cli.layout import tell
 
-    lines = [part for line in text.splitlines() for part in wrapped("", line, columns(sys.stderr), breaks_words=False)]
     with suppress(OSError):  # a log that is full; the exit status tells, too
-        click.echo("\n".join(lines), err=True)
+        for line in text.splitlines():
+            tell(line, err=True)
 
 
 def _not_allowed(error: PermissionError) -> EdgelinkError:

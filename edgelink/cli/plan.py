@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgelink.cli.compose import ReadCluster, read_cluster
-from edgelink.cli.layout import say
+from edgelink.cli.layout import say, tell
 from edgelink.cli.link_budget_options import link_budget_options
 from edgelink.cli.options import json_option
 from edgelink.errors import ExitCode, PlacementError, UsageError
@@ -137,7 +137,7 @@ def _check(file: Path, read: ReadCluster, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"ok": True, "notices": [notice.to_dict() for notice in notices]}, indent=2))
         return ExitCode.OK
-    click.echo(f"{file}: nothing is wrong that shows without nodes; --nodes FILE or --live tell where processes land")
+    tell(f"{file}: nothing is wrong that shows without nodes; --nodes FILE or --live tell where processes land")
     _show_notices(notices)
     return ExitCode.OK
 

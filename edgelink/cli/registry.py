@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import columns, table
+from edgelink.cli.layout import columns, table, tell
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, Group, KeyValue, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
@@ -83,7 +83,7 @@ def show(*, node: str, as_json: bool) -> None:
         )
         click.echo(f"  node id {known['node_id']}   since {lease['granted_at']}   labels {labels or '-'}")
     if known["revoked"]:
-        click.echo(f"  its key was put out at {known['revoked']['revoked_at']}: {known['revoked']['why']}")
+        tell(f"  its key was put out at {known['revoked']['revoked_at']}: {known['revoked']['why']}")
     for rest in known["resting"]:
         click.echo(f"  {_rest_in_words(rest)}")
     for token in known["tokens"]:
@@ -155,7 +155,7 @@ def check(*, as_json: bool) -> None:
         click.echo(json.dumps(answer, indent=2))
     else:
         for problem in checked.problems:
-            click.echo(problem)
+            tell(problem)
         if not checked.problems:
             click.echo(f"{checked.leases} leases, each signed and alone on its hostname, address and rank")
     if checked.problems:
@@ -227,7 +227,7 @@ def backup(*, file: Path) -> None:
         sys.stdout.buffer.write(backups.backup(Paths.from_environment(), SystemClock()))
         return
     write_named(file, backups.backup(Paths.from_environment(), SystemClock()))
-    click.echo(f"{file} holds this network's registry and its secrets: keep it off this machine, and safe", err=True)
+    tell(f"{file} holds this network's registry and its secrets: keep it off this machine, and safe", err=True)
 
 
 @command.command("restore")
@@ -251,7 +251,7 @@ def restore(*, file: BinaryIO, replace: bool) -> None:
             held.enter_context(only_one(paths.lock_of("bootstrap")))
         restored = backups.restore(file.read(), paths, SystemClock(), replace=replace)
     lease = restored.relay
-    click.echo(f"network {restored.network_id} is restored; this machine is its relay {lease.hostname}")
+    tell(f"network {restored.network_id} is restored; this machine is its relay {lease.hostname}")
     if restored.set_aside:
         click.echo(f"the registry that was here lies in {restored.set_aside}", err=True)
     if restored.is_moved:

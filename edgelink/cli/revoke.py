@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from edgelink.cli.layout import tell
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, json_option
 
@@ -56,5 +57,5 @@ def command(
     done = rotation_request("/revoke", body, as_json=as_json)
     if not as_json:
         click.echo(f"{node} is out of the network after {done['after_s']:.1f} s")
-        click.echo("now make a backup: `edgelink registry backup`; the older ones still know that node", err=True)
+        tell("now make a backup: `edgelink registry backup`; the older ones still know that node", err=True)
     raise_for(done["behind"], f"{node} is out")

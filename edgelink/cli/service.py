@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgelink.api.schema import VERSION
+from edgelink.cli.layout import tell
 from edgelink.cli.options import Group, config_option, json_option, timeout_option
 from edgelink.errors import ExitCode
 
@@ -147,7 +148,7 @@ def _show(seen: ServiceLook) -> None:
     for path in seen.drop_ins:
         click.echo(f"drop-in: {path}")
     if seen.config_error:
-        click.echo(f"configuration: {seen.config_error}; a daemon that starts or reloads now is refused")
+        tell(f"configuration: {seen.config_error}; a daemon that starts or reloads now is refused")
     if seen.needs_reload:
         click.echo("a file was changed since systemd has read it: `systemctl daemon-reload`")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.cli.layout import say
+from edgelink.cli.layout import say, tell
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import running_daemons, who
 from edgelink.cli.stopping import config_to_end_by
@@ -64,7 +64,7 @@ def apply(steps: list[Step], machine: Machine, roles: Sequence[str]) -> None:
     """Do them, and say what the machine has then. Raises NotRecordedError, ServiceError."""
     do(steps, machine)
     units = ", ".join(unit_of(role) for role in roles)
-    click.echo(f"installed {units}, started at boot" if steps else f"{units}: installed already, nothing to do")
+    tell(f"installed {units}, started at boot" if steps else f"{units}: installed already, nothing to do")
     program = own_program()
     owner = Path(program[0]).stat().st_uid
     if owner != 0:
@@ -210,7 +210,7 @@ def uninstall(
             f"`edgelink registry release {lease.hostname} --now` on the relay"
         )
     elif not purge and paths.state.exists():
-        click.echo(f"left: {paths.state}, this machine's place in its network (--purge or `edgelink leave` removes it)")
+        tell(f"left: {paths.state}, this machine's place in its network (--purge or `edgelink leave` removes it)")
 
 
 def _not_installed(machine: Machine, role: str | None) -> str:

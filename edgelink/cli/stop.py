@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edgelink.cli.layout import tell
 from edgelink.cli.options import config_option, timeout_option
 
 
@@ -39,7 +40,7 @@ def _stop_everywhere(timeout_s: float) -> int:
     absent = ray_request("/stop-all", {"timeout_s": timeout_s}, goal="without Ray")
     again = "`edgelink restart-ray --all` starts it again"
     if absent:
-        click.echo(f"Ray is stopped, but on {', '.join(absent)} only when its daemon is back; {again}", err=True)
+        tell(f"Ray is stopped, but on {', '.join(absent)} only when its daemon is back; {again}", err=True)
         return ExitCode.TRY_AGAIN
-    click.echo(f"Ray is stopped on every node; {again}")
+    tell(f"Ray is stopped on every node; {again}")
     return ExitCode.OK

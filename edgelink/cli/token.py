@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import say
+from edgelink.cli.layout import say, tell
 from edgelink.cli.options import Duration, Group, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.duration import in_words
@@ -50,7 +50,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
-    click.echo(validity(answer), err=True)
+    tell(validity(answer), err=True)
     click.echo(f"on that machine:\n\n{command_to_paste(answer)}\n" if sys.stdout.isatty() else answer["token"])
 
 

@@ -16,6 +16,7 @@ import click
 
 from edgelink.cli import daemon, service_steps
 from edgelink.cli.join import described
+from edgelink.cli.layout import tell
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.relay_request import ask_registry
 from edgelink.cli.token import command_to_paste
@@ -116,9 +117,9 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
         enrolment = Enrolment(token, hostname, dict(wishes.labels), relay)
         with waiting_for(f"asking the relay at {', '.join(token.addresses)} for this machine's place"):
             lease = asyncio.run(join(enrolment, config, paths, SystemClock()))
-        click.echo(f"joined as {described(lease)}")
+        tell(f"joined as {described(lease)}")
     elif token is not None and membership is not None:
-        click.echo(f"joined already as {described(membership.lease)}; the token was not used")
+        tell(f"joined already as {described(membership.lease)}; the token was not used")
     role = "bootstrap" if wishes.relay else None
     roles, steps = service_steps.installing(machine, role, wishes.config_path, force=False)
     service_steps.apply(steps, machine, roles)
@@ -129,7 +130,7 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
 
 def _refuse_contradictions(wishes: Wishes) -> None:
     if wishes.relay and (wishes.python or wishes.user):
-        raise click.UsageError("--python and --user are for head and edges: on the relay runs no Ray")
+        raise click.UsageError("--python and --user are for head and edges: the relay runs no Ray")
     if wishes.relay and wishes.token is None and (wishes.hostname or wishes.labels):
         raise click.UsageError("--hostname and --label go with a token: edgelink.yaml names the relay of a new network")
     if wishes.advertise and not wishes.relay:
@@ -165,7 +166,7 @@ def _settle_addresses(wishes: Wishes, config: Config, *, is_new: bool) -> Settin
     if not hosts:
         hosts = (click.prompt("public address or DNS name of this relay, which other machines dial", err=True),)
     elif hosts == (guessed,) and not wishes.advertise:
-        click.echo(f"other machines dial this relay at {guessed}; --advertise names another address", err=True)
+        tell(f"other machines dial this relay at {guessed}; --advertise names another address", err=True)
     wanted: Settings = {"relay": {"advertise": list(hosts)}}
     checked = override(config, wanted)
     relay_addresses(checked, checked.relay.advertise)
@@ -192,7 +193,7 @@ def _settle_ray(wishes: Wishes, config: Config) -> Settings:
     with waiting_for(f"asking {python} for Ray"):
         found = asyncio.run(inspect_interpreter(python, asker=account))
     RayCapabilities.for_version(found.ray_version)
-    click.echo(f"found Ray {found.ray_version} in {python} (Python {found.python_version}); it runs as {user}")
+    tell(f"found Ray {found.ray_version} in {python} (Python {found.python_version}); it runs as {user}")
     return {"ray": {"python": str(python), "user": user}}
 
 
@@ -255,17 +256,17 @@ def _write(path: Path, changes: Settings) -> None:
         raise not_recorded(path.parent, error) from error
     write_atomic(path, text, mode=mode, uid=uid, gid=gid)
     keys = ", ".join(f"{section}.{key}" for section, wanted in changes.items() for key in wanted)
-    click.echo(f"wrote {keys} to {path}")
+    tell(f"wrote {keys} to {path}")
 
 
 def _say_what_is_next(roles: list[str]) -> None:
     if "bootstrap" in roles:
         _invite()
     if "head" in roles:
-        click.echo("next: join the robots, each with a token of its own (on the relay: `edgelink token create`)")
+        tell("next: join the robots, each with a token of its own (on the relay: `edgelink token create`)")
         click.echo("`edgelink nodes` shows them, `edgelink run -- CMD` trains on them")
     elif "edge" in roles:
-        click.echo("next: nothing here; `edgelink status` shows this machine, `edgelink nodes` on the head all of them")
+        tell("next: nothing here; `edgelink status` shows this machine, `edgelink nodes` on the head all of them")
 
 
 def _invite() -> None:
