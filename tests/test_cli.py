@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from edgelink.cli import lab, main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
-from edgelink.errors import UsageError
+from edgelink.errors import ExitCode, UsageError
 from edgelink.registry.token import Token
 
 pytestmark = pytest.mark.processes
@@ -157,6 +157,20 @@ def test_every_verb_has_help() -> None:
             result = CliRunner().invoke(main.edgelink, [verb, "--help"])
             assert result.exit_code == 0, (verb, result.exception)
             assert f"edgelink {verb} [OPTIONS]" in result.output
+
+
+def test_what_was_mistyped_is_told_no_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by click, whose own lines are as long as what they tell."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["edgelink", "doctor", "zzz"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == ExitCode.USAGE
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 80
 
 
 GROUPS = ["access", "config", "debug", "lab", "registry", "robot", "service", "token"]
