@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sim import Box, Sim, all_ready, ready, story
@@ -14,7 +15,7 @@ from sim_machine import GCS, RAYLET
 
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode
-from edgelink.roles.cluster_ray import at_the_end
+from edgelink.roles.cluster_ray import at_the_end, stopped
 from edgelink.roles.head import Head
 from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.runs import Runs
@@ -144,6 +145,13 @@ async def test_stop_all_ends_the_edges_before_the_head(sim: Sim) -> None:
     await head.asks("POST", "/restart-ray")
     await all_ready(sim, boxes)
     assert raylets(*nodes) == [3, 3, 3]
+
+
+def test_the_ray_of_a_paused_node_has_not_ended() -> None:
+    """Ray lists it, and nobody can ask it."""
+    paused = NodeReadiness(1, "edge-1", "10.10.0.3", ready=False, step="", message="", state="paused")
+    assert not stopped(replace(paused, ray_node_id="r")).ready
+    assert stopped(replace(paused, state="silent")).ready
 
 
 def test_who_ends_in_the_last_moment_is_not_missing() -> None:

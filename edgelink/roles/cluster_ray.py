@@ -178,7 +178,7 @@ def renewed(node: NodeReadiness, before: Mapping[int, str | None]) -> NodeReadin
 
 def stopped(node: NodeReadiness) -> NodeReadiness:
     """Ready is whom Ray does not list as alive any more; pure."""
-    if not node.ready:
+    if node.ray_node_id is None:  # whoever is paused or off can have one
         return replace(node, ready=True, message="Ray has ended", brief="Ray ended")
     why = "Ray is ending" if node.online else "its daemon does not answer: its Ray ends when that is back"
     return replace(node, ready=False, message=why, brief=why)
@@ -195,4 +195,5 @@ def _is_asked(node: NodeReadiness, rank: int | None, before: Mapping[int, str | 
     """Of everybody, those who are there: who is away follows when it is back."""
     if rank is not None:
         return node.node_rank == rank
-    return bool(node.node_rank == HEAD_RANK or node.online or before.get(node.node_rank))
+    was_alive = before.get(node.node_rank) and node.state != "off"
+    return bool(node.node_rank == HEAD_RANK or node.online or was_alive)
