@@ -82,7 +82,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "long-runs": {"edgelink run": "test_driver_supervised.py::test_a_node_that_died_costs_one_interval"},
     "look": {
-        "edgelink nodes   #": "test_cli_nodes.py::test_the_page_about_looking_shows_what_is_printed",
+        "edgelink nodes   # franka-1": "test_cli_nodes.py::test_the_page_about_looking_shows_what_is_printed",
+        "edgelink nodes   # franka-2": "test_ride_through.py::test_an_edge_that_is_cut_off_is_paused_on_every_view",
         "edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed",
     },
     "offline": {"edgelink up": "test_systemd_relay.py::test_one_command_makes_the_relay"},
@@ -126,6 +127,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
     "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
+    "report": {"edgelink report --story": "test_cli_report.py::test_the_story_is_told_of_the_recorder"},
     "wait-for-nodes": {
         "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps",
         "edgelink exec -- jupyter": "test_how_to.py::test_a_notebook_works_on_every_node_for_as_long_as_it_is_open",

@@ -186,7 +186,7 @@ async def test_the_page_about_looking_shows_what_is_printed(daemon: Daemon, monk
     """`edgelink nodes` where two nodes are not as they should be, in a terminal of 80 columns."""
     monkeypatch.syspath_prepend(ROOT / "netns-tests")
     steps = importlib.import_module("typed_page").steps(ROOT / "docs/how-to/look.md")
-    (shown,) = (step.shown for step in steps if step.command.startswith("edgelink nodes   #"))
+    (shown,) = (step.shown for step in steps if step.command.startswith("edgelink nodes   # franka-1"))
     has = {"ray": "2.60.0", "python": "3.11.7", "torch": "2.5.1"}
     versions = {"ray_version": has["ray"], "python_version": has["python"]}
     head = ClusterSpec.model_construct(**versions)
