@@ -152,7 +152,7 @@ def test_a_paused_node_is_yellow_everywhere(world: MakeWorld, browser: Browser) 
     head.do(lambda: head.begin_run(160))
     browser.open(head.link())
     assert browser.text("#verdict").endswith("All 4 machines work")
-    head.do(lambda: head.pause("franka-1", 20))
+    head.do(lambda: head.pause("franka-1", 20, given_up_in_s=270))
     browser.until("document.getElementById('verdict').textContent.includes('franka-1 is paused')")
     assert "no answer for 2" in browser.text("#countdown")
     assert browser.rows()["franka-1"]["health"] == "paused"

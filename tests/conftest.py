@@ -126,6 +126,12 @@ def forgotten_secrets() -> Iterator[None]:
     log._longest_first = None
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test prints has no width, unless the test gives it one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
     """Of 127.0.0.1, for a server of the test's own."""
