@@ -14,6 +14,7 @@ from types import FrameType
 
 import hypothesis
 import pytest
+import structlog
 from in_memory import IN_MEMORY
 from telling import IS_WRITING, Words, write_words
 
@@ -124,6 +125,14 @@ def forgotten_secrets() -> Iterator[None]:
     yield
     log._hidden.intersection_update(before)
     log._longest_first = None
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that ran in this process has set up its log, and hides what informs."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(autouse=True)
