@@ -1,4 +1,4 @@
-"""Find the node that somebody names among those that are known; standard library only."""
+"""Find the node that somebody names among those that are known."""
 
 from __future__ import annotations
 

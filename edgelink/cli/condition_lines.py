@@ -48,8 +48,12 @@ def note(condition: Condition, weight: Weight, aside: str, width: int, *, indent
 def marked(weight: Weight, head: str, text: str, width: int, *, indent: str = "") -> list[str]:
     """Return ``head`` and ``text`` behind the mark of ``weight``."""
     mark, colour = MARKS[weight]
-    first, *rest = hanging(f"{indent}{mark} {head}", text, width)
-    return [first.replace(mark, click.style(mark, fg=colour), 1), *rest]
+    return coloured(mark, colour, hanging(f"{indent}{mark} {head}", text, width))
+
+
+def coloured(mark: str, colour: str, lines: list[str]) -> list[str]:
+    """Return ``lines`` with the mark at their beginning in its colour."""
+    return [lines[0].replace(mark, click.style(mark, fg=colour), 1), *lines[1:]]
 
 
 def hanging(head: str, text: str, width: int) -> list[str]:

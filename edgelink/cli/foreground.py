@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 import click
 import structlog
 
-from edgelink.cli.condition_lines import REQUIRED, Condition, note, weight_among
+from edgelink.cli.condition_lines import REQUIRED, Condition, coloured, note, weight_among
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.patience import EXPECTED_S
 from edgelink.condition_table import Weight
@@ -126,8 +126,7 @@ class Steps:
         what = event["event"].replace(".", ": ", 1).replace("_", " ")
         mark, colour = ("!", "yellow") if method == "warning" else ("✗", "red")
         told = printable(f"{what}: {'; '.join(filter(None, [text, *details]))}".removesuffix(": "))
-        first, *rest = wrapped(f"{mark} ", told, self._width, indent=2)
-        self._write([first.replace(mark, click.style(mark, fg=colour), 1), *rest])
+        self._write(coloured(mark, colour, wrapped(f"{mark} ", told, self._width, indent=2)))
 
     def _write(self, lines: list[str]) -> None:
         with suppress(OSError):  # whose terminal is gone loses the line, not the daemon

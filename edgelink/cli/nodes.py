@@ -11,6 +11,7 @@ import click
 from edgelink.api.client import call, call_here
 from edgelink.api.schema import VERSION
 from edgelink.cli import members
+from edgelink.cli.condition_lines import coloured
 from edgelink.cli.layout import columns, table, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
@@ -113,8 +114,7 @@ def _is_paused(node: dict[str, Any]) -> bool:
 
 
 def _marked(mark: str, colour: str, text: str, width: int) -> list[str]:
-    first, *rest = wrapped(f"{mark} ", text, width)
-    return [click.style(mark, fg=colour) + first[len(mark) :], *rest]
+    return coloured(mark, colour, wrapped(f"{mark} ", text, width))
 
 
 def _versions(nodes: list[dict[str, Any]], width: int) -> list[str]:

@@ -169,10 +169,10 @@ def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: boo
     rows = component_rows(plan, component)
     if component is None:
         _table(machine_rows(plan))
-    if component is None and adds_to_machines(rows):
-        click.echo()
-        _table(rows)
-    if component is not None:
+        if adds_to_machines(rows):
+            click.echo()
+            _table(rows)
+    else:
         _table(rows)
         click.echo()
         click.echo("\n".join(explain(plan, read.section, component)))

@@ -5,14 +5,12 @@ NetworkManager is asked over D-Bus by systemd's ``busctl``. Without either, and 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
-from edgelink.process.answer import AnswerTooLongError, answer_of, end
+from edgelink.process.answer import short_answer
 from edgelink.reconcile import Wakeup
-from edgelink.timeouts import timeout
 
 _QUESTION = (
     *("busctl", "--system", "--auto-start=no", "--timeout=2", "get-property", "org.freedesktop.NetworkManager"),
@@ -57,20 +55,7 @@ class Meter:
 
 async def _network_manager_says_metered() -> bool:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *_QUESTION,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        answer = await short_answer(*_QUESTION, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES)
     except OSError:  # no busctl
         return False
-    try:
-        async with timeout(_TIMEOUT_S):
-            answer, _ = await answer_of(process, _MAX_BYTES)
-    except (TimeoutError, AnswerTooLongError):
-        return False
-    finally:
-        await end(process)
-    return process.returncode == 0 and answer.strip() in _METERED
+    return answer is not None and answer[0] == 0 and answer[1].strip() in _METERED

@@ -57,6 +57,29 @@ async def answer_of(process: asyncio.subprocess.Process, max_bytes: int) -> tupl
     return bytes(output), bytes(complaint)
 
 
+async def short_answer(*command: str, timeout_s: float, max_bytes: int) -> tuple[int | None, bytes] | None:
+    """Return the exit status and the output of a program. None: it did not answer in time, or said too much.
+
+    Raises:
+        OSError: it cannot be run.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with timeout(timeout_s):
+            output, _ = await answer_of(process, max_bytes)
+    except (TimeoutError, AnswerTooLongError):
+        return None
+    finally:
+        await end(process)
+    return process.returncode, output
+
+
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill ``process`` and what it left in its session, wait for its end, and close its pipes; idempotent.
 

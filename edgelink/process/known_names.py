@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
-from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from edgelink.process.answer import AnswerTooLongError, answer_of, end
-from edgelink.timeouts import timeout
+from edgelink.process.answer import short_answer
 
 _NSSWITCH = Path("/etc/nsswitch.conf")
 _TIMEOUT_S = 15.0  # glibc asks each of two DNS servers for 5 s
@@ -29,24 +26,15 @@ async def is_known_name(name: str, but: IPv4Address) -> bool:
     sources = _sources()
     if not sources:
         return False
+    asked = ("getent", "-s", f"hosts:{sources}", "ahosts", name)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *("getent", "-s", f"hosts:{sources}", "ahosts", name),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        answer = await short_answer(*asked, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES)
     except OSError:
         return True
-    output = b""
-    try:
-        with suppress(TimeoutError, AnswerTooLongError):
-            async with timeout(_TIMEOUT_S):
-                output, _ = await answer_of(process, _MAX_BYTES)
-    finally:
-        await end(process)
-    if process.returncode == 1:  # it does not know the option
+    if answer is None:
+        return False
+    status, output = answer
+    if status == 1:  # it does not know the option
         return True
     found = {line.split()[0] for line in output.decode(errors="replace").splitlines() if line.split()}
     return not found <= {str(but), f"::ffff:{but}"}

@@ -136,9 +136,9 @@ class Dashboard:
 
     async def run(self) -> None:
         """Ends by cancellation only. What happens is recorded also where there is no page."""
-        self.history.restore(noted(self._node.recorder.directory, self._node.clock.now() - _PAST, RECORDED))
         if self._node.config.web.listen == "off":
             await self._follow()
+        self.history.restore(noted(self._node.recorder.directory, self._node.clock.now() - _PAST, RECORDED))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="web-follow")
             tasks.create_task(self._measure(), name="web-measure")

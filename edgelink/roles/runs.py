@@ -268,7 +268,13 @@ class Runs:
             is_silent = entry is not None and entry.hostname in facts.silent
             has_left = entry is not None and facts.directory is not None and entry.node_id in facts.directory.left
             ready = readiness(
-                *(rank, entry, status, member, facts.versions, former, pause),
+                rank,
+                entry,
+                status,
+                member,
+                facts.versions,
+                former,
+                pause,
                 is_silent=is_silent,
                 may_be_back=entry is not None and entry.node_id not in facts.stopped,
                 has_left=has_left,

@@ -95,7 +95,7 @@ class History:
     def compare(
         self, was: Mapping[str, NodeRow], now: Mapping[str, NodeRow], at: datetime, *, is_starting: bool = False
     ) -> list[NodeChange]:
-        """What the rows tell. Returns which nodes are in another state. ``is_starting``: the head is."""
+        """Take in what the rows tell. Return which nodes are in another state. ``is_starting``: the head is."""
         found = []
         for node_id, row in now.items():
             self.timeline.note(row["hostname"], row["health"], at, row["silent_since"])
@@ -152,7 +152,7 @@ class History:
         self.event(at, severity, "run", f"{change['command']} {how}", detail=change["why"])
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """What former daemons recorded, oldest first: of the kinds :data:`RECORDED`, and until when they looked."""
+        """Take in what former daemons recorded: entries of the kinds :data:`RECORDED`, oldest first."""
         states: dict[str, Health] = {}
         step = 0
         for entry in entries:

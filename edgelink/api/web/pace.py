@@ -14,7 +14,7 @@ _WORDS = re.compile(r"(?:[A-Za-z]+ )?(\d+(?:\.\d+)?)(?:\s*(?:/|of)\s*(\d+))?")
 
 
 class Pace:
-    """Of one attempt of one run at a time."""
+    """Follows the steps of one attempt of one run at a time."""
 
     def __init__(self) -> None:
         self._attempt: Hashable = None
