@@ -63,19 +63,24 @@ def story(test: Story) -> Callable[[], None]:
     """Make a test of an async function that takes a :class:`Sim`."""
 
     def told() -> None:
-        seed = int(os.environ.get("EDGELINK_SIM_SEED") or random.randrange(1 << 32))
-        directory = Path(tempfile.mkdtemp(prefix="sim", dir=IN_MEMORY))
-        world = World()
-        try:
-            run(VirtualLoop(seed, world), _told(test, Sim(world, directory, seed)))
-        except BaseException as failure:
-            failure.add_note(f"the order of tasks was drawn by EDGELINK_SIM_SEED={seed}")
-            raise
-        finally:
-            shutil.rmtree(directory)
+        play(test)
 
     told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
     return told
+
+
+def play(test: Story) -> None:
+    """Run one story, for a test that has arguments of its own."""
+    seed = int(os.environ.get("EDGELINK_SIM_SEED") or random.randrange(1 << 32))
+    directory = Path(tempfile.mkdtemp(prefix="sim", dir=IN_MEMORY))
+    world = World()
+    try:
+        run(VirtualLoop(seed, world), _told(test, Sim(world, directory, seed)))
+    except BaseException as failure:
+        failure.add_note(f"the order of tasks was drawn by EDGELINK_SIM_SEED={seed}")
+        raise
+    finally:
+        shutil.rmtree(directory)
 
 
 async def _told(test: Story, sim: Sim) -> None:

@@ -24,7 +24,7 @@ IS_WRITING = os.environ.get("EDGELINK_WORDS") == "write"
 _INDENT = "    "
 _NODE_ID = re.compile(r"\b[a-z2-7]{26}\b")
 _Error = TypeVar("_Error", bound=EdgelinkError)
-_written: dict[Path, dict[str, list[str]]] = {}
+_written: dict[str, dict[str, list[str]]] = {}
 
 
 @contextmanager
@@ -39,27 +39,33 @@ def refuses(error: type[_Error], *values: object, reason: str = "") -> Iterator[
 
 
 class Words:
-    """The sentences that one test hears, in their order."""
+    """The sentences that one test hears, in their order, on each surface: a file of ``tests/words``."""
 
     def __init__(self, module: str, test: str) -> None:
-        self._path = FOLDER / f"{module.split('_')[1]}.txt"
+        self._own = module.split("_")[1]
         self._key = f"{module}: {test}"
-        self._heard: list[str] = []
+        self._heard: dict[str, list[str]] = {}
 
     def __call__(self, said: object, **replaced: object) -> None:
         """Hear a sentence. Ids of nodes stand in the file as NODE, and what else differs (``NAME=value``) as NAME."""
+        self.on(self._own, said, **replaced)
+
+    def on(self, surface: str, said: object, **replaced: object) -> None:
+        """Hear what is said on this surface; by default that is the first word of the test file's name."""
         text = _NODE_ID.sub("NODE", str(said))
         for name, value in replaced.items():
             text = text.replace(str(value), name)
-        self._heard += text.splitlines()
+        self._heard.setdefault(surface, []).extend(text.splitlines())
 
     def compare(self) -> None:
-        """Hold all that was heard against the file, or keep it for a new one."""
+        """Hold all that was heard against the files, or keep it for new ones."""
         if IS_WRITING:
-            _written.setdefault(self._path, {})[self._key] = self._heard
+            _written[self._key] = self._heard
             return
-        changes = "\n".join(unified_diff(entries(self._path).get(self._key, []), self._heard, lineterm="", n=9))
-        assert not changes, f"{self._path.name} says otherwise; once it is as it should be: `make words`\n{changes}"
+        for path in {*FOLDER.glob("*.txt"), *(FOLDER / f"{surface}.txt" for surface in self._heard)}:
+            known, heard = entries(path).get(self._key, []), self._heard.get(path.stem, [])
+            changes = "\n".join(unified_diff(known, heard, lineterm="", n=9))
+            assert not changes, f"{path.name} says otherwise; once it is as it should be: `make words`\n{changes}"
 
 
 @cache
@@ -77,9 +83,10 @@ def entries(path: Path) -> dict[str, list[str]]:
 
 def write_words() -> None:
     """Write what this run has heard; the sentences of modules that were not run stay."""
-    for path, heard in _written.items():
-        run = {key.partition(":")[0] for key in heard}
-        kept = {key: said for key, said in entries(path).items() if key.partition(":")[0] not in run}
-        both = sorted((key, said) for key, said in (kept | heard).items() if said)
-        blocks = ("\n".join([key, *(_INDENT + text for text in said)]) for key, said in both)
-        path.write_text("\n".join(blocks) + "\n")
+    run = {key.partition(":")[0] for key in _written}
+    surfaces = {surface for heard in _written.values() for surface in heard}
+    for path in {*FOLDER.glob("*.txt"), *(FOLDER / f"{surface}.txt" for surface in surfaces)}:
+        both = {key: said for key, said in entries(path).items() if key.partition(":")[0] not in run}
+        both |= {key: heard[path.stem] for key, heard in _written.items() if heard.get(path.stem)}
+        blocks = ("\n".join([key, *(_INDENT + text for text in said)]) for key, said in sorted(both.items()))
+        path.write_text("".join(f"{block}\n" for block in blocks))

@@ -25,7 +25,9 @@ from doctor_world import (
     ROBOT,
     Machine,
 )
+from telling import Words
 
+from edgelink import __version__
 from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
 from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
@@ -37,11 +39,13 @@ from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
 from edgelink.overlay.ways import Ways
 from edgelink.registry.token import Token
+from edgelink.wording import printable
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 1 << 20
 FULL = Space(2 * MIB, 0, 900, is_read_only=False)
 STRANGER = 999
+NO_MOSQUITTO = MissingDependencyError("there is none", hint="install it")
 SESSIONS = "var/lib/edgelink-ray/sessions"
 UNKNOWN = "no-such-name.invalid"
 Plant = Callable[[Machine], object]
@@ -165,7 +169,7 @@ def collision() -> LocalNetwork:
     return LocalNetwork("docker0", IPv4Network("10.10.0.0/16"))
 
 
-# The check that has to find it, its verdict, a word of what it says, and how the fault is planted.
+# The check that has to find it, its verdict, a value or name that it tells, and how the fault is planted.
 FAULTS: list[tuple[str, str, str, Plant]] = [
     ("daemon-ready", "failed", "DeviceDown", unready),
     ("nodes-answer", "failed", "edge-1", a_paused_edge),
@@ -175,8 +179,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("membership", "failed", "join", lambda m: m.paths.membership.unlink()),
     ("secrets-private", "failed", "node.key (0640)", lambda m: m.paths.node_key.chmod(0o640)),
     ("secrets-private", "failed", "(0711)", lambda m: m.paths.state.chmod(0o711)),
-    ("secrets-private", "failed", "other users can write to", mode("run", 0o777)),
-    ("secrets-private", "failed", "belongs to the user id 65534", lambda m: os.chown(m.paths.runtime, 65534, -1)),
+    ("secrets-private", "failed", "ROOT/run", mode("run", 0o777)),
+    ("secrets-private", "failed", "65534", lambda m: os.chown(m.paths.runtime, 65534, -1)),
     ("state-disk", "failed", "full", probes(spaces={"lib/edgelink": FULL})),
     ("state-disk", "failed", "read-only", probes(spaces={"lib/edgelink": Space(GIB, GIB, 900, is_read_only=True)})),
     ("state-disk", "failed", "inodes", probes(spaces={"lib/edgelink": Space(GIB, GIB, 3, is_read_only=False)})),
@@ -212,7 +216,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     (
         "wifi-power-save",
         "failed",
-        "`iw dev wlan0` has not ended within 3 s",
+        "3 s",
         lambda m: m.programs.update({"iw dev wlan0 get power_save": TimeoutExpired(["iw", "dev", "wlan0"], 3.0)}),
     ),
     ("relay-name", "failed", "nameserver 192.0.2.53", probes(names={"relay.example.org": Lookup((), 0.1)})),
@@ -222,11 +226,11 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("relay-reachable", "failed", "11010 (no answer)", probes(refusing={11010: "no answer"})),
     ("relay-reachable", "failed", "captive portal", probes(refusing={11010: NotARelay("it answers 'HTTP'")})),
     ("stun-answers", "limited", "udp relay", probes(seen={"relay.example.org:3478": None})),
-    ("echo-answered", "failed", "nothing answers at udp port", probes(serves_echoes=False)),
+    ("echo-answered", "failed", "9749", probes(serves_echoes=False)),
     (
         "congestion-control",
         "limited",
-        "connection to 198.51.100.1:11010 makes little of a long link",
+        "198.51.100.1:11010",
         probes(controls=[Controlled(40000, "198.51.100.1:11010", "cubic")]),
     ),
     ("conntrack", "failed", "250000 of 262144", sysctl("net/netfilter/nf_conntrack_count", 250000)),
@@ -290,8 +294,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
         probes(spaces={SESSIONS: Space(100 * GIB, 7 * GIB, 9, False)}),
     ),
     ("ray-disk", "failed", "old /mnt/heads/sessions/session_*", heads_directory_is_full),
-    ("ray-directory-private", "failed", "open to other users (mode 0755)", mode("var/lib/edgelink-ray", 0o755)),
-    ("ray-directory-private", "failed", "other users can write to", rays_directory_where_all_may_write),
+    ("ray-directory-private", "failed", "0755", mode("var/lib/edgelink-ray", 0o755)),
+    ("ray-directory-private", "failed", "/mnt", rays_directory_where_all_may_write),
     ("ray-directory-private", "limited", "restart-ray --all", lambda m: m.paths.ray_temp_dir.write_text("/tmp/ray\n")),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
     ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),
@@ -300,8 +304,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("collective-devices", "limited", "unset GLOO_SOCKET_IFNAME", environ(GLOO_SOCKET_IFNAME="eth0")),
     ("proxy", "limited", HEAD_IP, environ(https_proxy="http://proxy:3128", no_proxy="localhost,10.0.0.1")),
     ("environment-size", "failed", "first of all LS", environ(LS="x" * 100_000, B="y" * 40_000)),
-    ("environment-size", "limited", "close to the limit", environ(LS="x" * 100_000)),
-    ("environment-size", "limited", "close to the limit", environ(**{"\udcff": "\udcfe" * 100_000})),  # no UTF-8
+    ("environment-size", "limited", "98 of 128 KiB", environ(LS="x" * 100_000)),
+    ("environment-size", "limited", "98 of 128 KiB", environ(**{"\udcff": "\udcfe" * 100_000})),  # no UTF-8
     ("robot-answers", "failed", ROBOT, probes(alive={RELAY_IP, HEAD_IP})),
     ("robot-stopped", "limited", "edgelink robot resume arm", stopped_robot),
 ]
@@ -324,10 +328,10 @@ def test_where_all_is_well_nothing_is_found(tmp_path: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict", "words", "plant"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "verdict", "says", "plant"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_planted_fault_is_found_by_its_name_and_only_there(
-    edge: Machine, name: str, verdict: str, words: str, plant: Plant
+    edge: Machine, name: str, verdict: str, says: str, plant: Plant, words: Words
 ) -> None:
     """With what to do."""
     plant(edge)
@@ -335,7 +339,10 @@ def test_a_planted_fault_is_found_by_its_name_and_only_there(
     assert list(wrong) == [name]
     assert wrong[name].verdict is Verdict(verdict)
     assert wrong[name].remedy
-    assert words in f"{wrong[name].message} {wrong[name].figure} {wrong[name].remedy}"
+    figure = f" ({wrong[name].figure})" if wrong[name].figure else ""
+    told = printable(f"{wrong[name].message}{figure}; what to do: {wrong[name].remedy}").replace(str(edge.root), "ROOT")
+    assert says in told
+    words(told, VERSION=__version__)
 
 
 def test_a_daemon_that_started_before_the_clock_was_set_is_not_judged_by_it(edge: Machine) -> None:
@@ -425,7 +432,7 @@ def test_every_check_is_shown_to_find_something() -> None:
 def test_a_relay_without_mosquitto_and_with_a_taken_port(tmp_path: Path) -> None:
     """What an edge does not need, a relay does."""
     relay = Machine(tmp_path, "bootstrap")
-    relay.probes.broker = MissingDependencyError("mosquitto is not installed on this relay", hint="install it")
+    relay.probes.broker = NO_MOSQUITTO
     relay.probes.busy = {("tcp", 8883): STRANGER, ("udp", 3478): DAEMON}
     relay.probes.others = {STRANGER: "mosquitto"}
     wrong = relay.wrong()
@@ -437,7 +444,7 @@ def test_an_additional_relay_needs_no_broker(tmp_path: Path) -> None:
     """Neither Mosquitto nor its port, also while its daemon is stopped; its other ports are its own."""
     relay = Machine(tmp_path, "bootstrap")
     del relay.daemon["broker_pid"]
-    relay.probes.broker = MissingDependencyError("mosquitto is not installed on this relay", hint="install it")
+    relay.probes.broker = NO_MOSQUITTO
     relay.probes.busy = {("tcp", 8883): STRANGER, ("udp", 3478): STRANGER}
     relay.probes.others = {STRANGER: "nginx"}
     wrong = relay.wrong()
