@@ -1,6 +1,7 @@
 """Count the strings of tests that quote a sentence of the product: four or more of its words in a row.
 
-Reads the syntax tree only. ``python tests/quoted_sentences.py FILE…`` lists the strings of these files.
+The rule of a cluster file that is broken is a fixed phrase, and no sentence. Reads the
+syntax tree only. ``python tests/quoted_sentences.py FILE…`` lists the strings of these files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _ROOT = Path(__file__).parent.parent
 _IN_A_ROW = 4
 # A word of prose, with the punctuation around it: no path, option, setting, address, number, or word of SQL.
 _WORD = re.compile(r"""[("'`]*(?![A-Z]{4})([A-Za-z]+(?:['-][A-Za-z]+)*)[)"'`,;:.?*]*""")
+_RULE_AT = {"RuleBrokenError": 0, "add": 3}  # which argument names the rule
 _WITH_BODY = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -26,7 +28,11 @@ def quoted(folder: Path) -> dict[Path, list[tuple[int, str]]]:
     """For each file of ``folder`` with quotations: line and text of each."""
     known = _of_the_product()
     found = {
-        path: [(line, text) for line, text in strings(parse(path.read_text())) if not known.isdisjoint(runs(text))]
+        path: [
+            (line, text)
+            for line, text in strings(parse(path.read_text()))
+            if not known.isdisjoint(runs(text)) and not _rules().fullmatch(text)
+        ]
         for path in sorted(folder.glob("*.py"))
     }
     return {path: texts for path, texts in found.items() if texts}
@@ -56,6 +62,32 @@ def runs(text: str) -> set[tuple[str, ...]]:
 def _of_the_product() -> set[tuple[str, ...]]:
     files = [path for path in (_ROOT / "edgelink").rglob("*.py") if "testing" not in path.parts]
     return {run for path in files for _, text in strings(parse(path.read_text())) for run in runs(text)}
+
+
+@cache
+def _rules() -> re.Pattern[str]:
+    """The rules that :class:`edgelink.placement.problems.Problem` names."""
+    nodes = [node for path in (_ROOT / "edgelink/placement").glob("*.py") for node in ast.walk(parse(path.read_text()))]
+    named: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            pairs = (each.elts if isinstance(each, ast.Tuple) else [each] for each in (node.targets[0], node.value))
+            for name, value in zip(*pairs, strict=False):
+                named.setdefault(ast.unparse(name), []).append(value)
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for rule in node.args[_RULE_AT.get(called, len(node.args)) :][:1]:
+                found.update(map(_pattern, named.get(ast.unparse(rule), [rule])))
+    return re.compile("|".join(found - {""}))
+
+
+def _pattern(rule: ast.expr) -> str:
+    """Of a string, or of one that is put together; ``""`` where it is neither."""
+    if isinstance(rule, ast.JoinedStr):
+        return "".join(_pattern(part) or r"\w+" for part in rule.values)
+    return re.escape(rule.value) if isinstance(rule, ast.Constant) and isinstance(rule.value, str) else ""
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Words:
         text = _NODE_ID.sub("NODE", str(said))
         for name, value in replaced.items():
             text = text.replace(str(value), name)
-        self._heard.setdefault(surface, []).extend(text.splitlines())
+        self._heard.setdefault(surface, []).extend(line.rstrip() for line in text.splitlines() if line.strip())
 
     def compare(self) -> None:
         """Hold all that was heard against the files, or keep it for new ones."""
