@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from telling import Words
 
 from edgelink.cli.main import edgelink
 from edgelink.errors import ExitCode, UsageError
@@ -36,6 +38,9 @@ RLINF = {
     "rollout": {"group_name": "RolloutGroup"},
     "actor": {"group_name": "ActorGroup", "model": {"model_type": "openpi", "num_action_chunks": 5}},
 }
+
+
+_CROSSES = re.compile(r"crosses (once|\d times) where (\w+)")
 
 
 class World:
@@ -69,38 +74,44 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_the_links_are_shown_beside_what_a_training_needs(world: World) -> None:
+def test_the_links_are_shown_beside_what_a_training_needs(world: World, words: Words) -> None:
     """The plan first, then each direction with its share."""
     told = world.plan(demo_cluster(1), "--observation", "84x84x4:uint8", "--parameters", "1.7M")
     assert told.return_value == ExitCode.OK, told.exception
     assert "node  machine" in told.stdout
     (up,) = [line for line in told.stdout.splitlines() if line.startswith("edge-1 → cloud  ")]
     assert up.split()[3:] == ["80", "ms", "0.1", "%", "4", "Mbit/s", "4", "Mbit/s", "100", "%"]
-    assert "a new policy (3.4 MB) is on edge-1 after 1.6 s" in told.stdout
-    assert "limited by the link edge-1 → cloud" in told.stdout
-    assert "warning: edge-1 → cloud is used by 100 %" in told.stderr
-    assert "place rollout and env beside actor" in told.stderr
+    assert "3.4 MB" in told.stdout
+    assert "1.6 s" in told.stdout
+    assert "edge-1 → cloud" in told.stderr
+    assert "100 %" in told.stderr
+    words.on("plan", told.stdout)
+    words.on("plan", told.stderr)
 
 
-def test_a_placement_that_is_too_slow_is_refused_with_the_better_one(world: World) -> None:
+def test_a_placement_that_is_too_slow_is_refused_with_the_better_one(world: World, words: Words) -> None:
     """Simulators can move beside the learner, where no link is in their way."""
     wanted = ("--observation", "84x84x4:uint8", "--env-steps-per-s", "100")
     told = world.plan(demo_cluster(1), *wanted)
     assert told.return_value == ExitCode.TRY_AGAIN
-    assert "refused: 100 env steps/s are wanted, 18 are possible" in told.stderr
+    assert all(figure in told.stderr for figure in ("100 env steps/s", "18"))
+    words.on("plan", told.stderr)
     content = json.loads(world.plan(demo_cluster(1), *wanted, "--json").stdout)
     assert content["ok"] is False
     assert content["link_budget"]["is_too_much"] is True
-    assert content["link_budget"]["better"][0]["place"] == "rollout and env beside actor"
+    assert content["link_budget"]["better"][0]["place"] in told.stderr
 
 
-def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
+def test_of_rlinf_the_crossings_and_the_model_are_told(world: World, words: Words) -> None:
     """An image three times over the link; with the policy beside the robot five times, and 6.6 GB of weights."""
     told = world.plan(RLINF, "--observation", "224x224x3:uint8", "--env-steps-per-s", "5")
     assert told.return_value == ExitCode.TRY_AGAIN, told.exception
-    assert "each observation crosses 3 times where env puts trajectories together" in told.stdout
-    assert "each observation crosses once where rollout does" in told.stdout
+    assert {(where, times) for times, where in _CROSSES.findall(told.stdout)} == {
+        ("env", "3 times"),
+        ("rollout", "once"),
+    }
     assert "place env beside rollout" in told.stderr  # at the robot the policy would wait for its weights
+    words.on("plan", told.stdout)
     told = world.plan(
         {
             **RLINF,
@@ -110,7 +121,7 @@ def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
         "224x224x3:uint8",
     )
     assert "weights 6.6 GB an update" in told.stdout
-    assert "each observation crosses 5 times where env puts trajectories together" in told.stdout
+    assert ("5 times", "env") in _CROSSES.findall(told.stdout)
 
 
 def test_of_rlinf_each_action_is_waited_for(world: World) -> None:
@@ -135,15 +146,16 @@ def test_a_configuration_is_budgeted_as_it_is_composed(world: World) -> None:
         told.stdout.partition("env steps/s")[2]
         == world.plan(RLINF, "--observation", "17").stdout.partition("env steps/s")[2]
     )
-    assert "each observation crosses" in told.stdout
+    assert _CROSSES.search(told.stdout)
 
 
-def test_a_model_of_unknown_size_is_said(world: World) -> None:
+def test_a_model_of_unknown_size_is_said(world: World, words: Words) -> None:
     """Not that its weights take no time."""
     unknown = {**RLINF, "actor": {"model": {"model_type": "mlp"}}}
-    said = "how large the model is is not known"
-    assert said in world.plan(unknown, "--observation", "17").stdout
-    assert said not in world.plan(RLINF, "--observation", "17").stdout
+    told = world.plan(unknown, "--observation", "17").stdout
+    assert "give --parameters" in told
+    assert "give --parameters" not in world.plan(RLINF, "--observation", "17").stdout
+    words.on("plan", told)
 
 
 def test_links_of_before_are_those_of_the_same_machines(world: World) -> None:
@@ -156,7 +168,7 @@ def test_links_of_before_are_those_of_the_same_machines(world: World) -> None:
     world.links.write_text(json.dumps(content))
     refused = world.plan(demo_cluster(1)).exception
     assert isinstance(refused, UsageError)
-    assert "it is of aeroplane, edge-7, and the plan of cloud, edge-1" in str(refused)
+    assert all(names in str(refused) for names in ("aeroplane, edge-7", "cloud, edge-1"))
 
 
 def test_links_of_machines_without_a_process_are_not_emulated(world: World) -> None:
@@ -194,7 +206,7 @@ def test_a_run_before_tells_what_the_next_one_will_be_like(world: World) -> None
     assert "env steps/s: 1,000, limited by the environments" in told.stdout
     more = world.plan(demo_cluster(2), "--nodes", str(world.three_nodes()), "--report", str(file))
     assert isinstance(more.exception, UsageError)
-    assert "is of 1 env workers, the placement has 2" in str(more.exception)
+    assert all(figure in str(more.exception) for figure in ("1 env workers", "2"))
     file.write_text("{}")
     assert isinstance(world.plan(demo_cluster(1), "--report", str(file)).exception, UsageError)
 
@@ -241,19 +253,15 @@ def test_a_link_that_carries_no_number_is_refused(world: World, mbit_per_s: str)
     assert "the link 1 → 0 has mbit_per_s" in str(told.exception)
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (("--observation", "0"), "'0' has no numbers in it"),
-        (("--observation", "84x0:uint8"), "has no numbers in it"),
-        (("--parameters", "0"), "'0' is not above 0"),
-    ],
-)
-def test_a_size_of_nothing_is_refused(world: World, option: tuple[str, str], said: str) -> None:
+@pytest.mark.parametrize("option", [("--observation", "0"), ("--observation", "84x0:uint8"), ("--parameters", "0")])
+def test_a_size_of_nothing_is_refused(world: World, option: tuple[str, str], words: Words) -> None:
     """It is not taken for an option that was left out."""
     told = world.plan(demo_cluster(1), *option)
     assert isinstance(told.exception, click.BadParameter)
-    assert said in str(told.exception)
+    assert told.exception.param is not None
+    assert told.exception.param.opts == [option[0]]
+    assert option[1] in str(told.exception)
+    words.on("plan", told.exception)
 
 
 def test_a_report_without_env_steps_predicts_nothing(world: World) -> None:
@@ -262,7 +270,7 @@ def test_a_report_without_env_steps_predicts_nothing(world: World) -> None:
     file.write_text(json.dumps({"link_budget": {"work": work.to_dict()}}))
     told = world.plan(demo_cluster(1), "--report", str(file))
     assert isinstance(told.exception, UsageError)
-    assert "fragment_steps has no env steps" in str(told.exception)
+    assert "fragment_steps" in str(told.exception)
 
 
 def test_what_cannot_be_used_is_refused_with_what_to_do(world: World) -> None:
@@ -276,7 +284,7 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(world: World) -> None:
     del cluster["cluster"]["component_placement"]["env"]
     told = world.plan(cluster)
     assert isinstance(told.exception, UsageError)
-    assert "places no actor, rollout and env" in str(told.exception)
+    assert "rollout" in str(told.exception)
 
     world.links.write_text("{}")
     told = world.plan(demo_cluster(1))
@@ -295,4 +303,4 @@ def test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted(world: World
     assert told.return_value == ExitCode.OK, told.exception
     assert "rollout 0" in told.stdout
     assert "weights 6.6 GB an update" in told.stdout
-    assert "each observation crosses 3 times where rollout does" in told.stdout
+    assert ("3 times", "rollout") in _CROSSES.findall(told.stdout)

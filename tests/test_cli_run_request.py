@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from telling import Words
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi, stream_route
@@ -35,6 +36,11 @@ RECORD = RunRecord(
 
 
 DEFECTIVE = {"event": "defect"}
+
+
+def lost(line: str) -> str:
+    """Who is said not to be alive."""
+    return line.partition(": ")[2]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +95,9 @@ async def granted(socket: Path, said: list[str]) -> tuple[RunRequest, dict[str, 
     return request, await asyncio.to_thread(request.wait_until_granted, lambda _event: None)
 
 
-async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_does_not_wait_for_a_daemon_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Words
+) -> None:
     """While nodes are waited for, a daemon speaks every few seconds; after the grant it may be silent."""
     monkeypatch.setattr(run_request, "SILENCE_S", 1.0)
     socket, said = tmp_path / "s", list[str]()
@@ -102,7 +110,8 @@ async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monke
             await granted(socket, said)  # lasts as long as the first request may not be silent
         daemon.tell(node(None))
         await eventually(lambda: said)
-        assert said == ["not alive in Ray: edge-1"]
+        assert [lost(line) for line in said] == ["edge-1"]
+        words(said[0])
         request.close()
         await eventually(lambda: daemon.open == 0)
 
@@ -126,7 +135,7 @@ async def test_a_run_says_when_a_node_is_paused_and_when_it_is_back(tmp_path: Pa
         daemon.tell(paused)
         daemon.tell({**node(None), "state": "silent"})
         await eventually(lambda: len(said) == 4)
-        assert said[3] == "not alive in Ray: edge-1"
+        assert lost(said[3]) == "edge-1"
         assert not request.nodes.lost, "a pause is no loss"
         request.close()
 
@@ -148,7 +157,7 @@ async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path
         await eventually(lambda: len(said) == 3)
         request.close()
         await eventually(lambda: daemon.open == 0)
-    assert ["is away" in said[0], "is back" in said[1], said[2] == "not alive in Ray: edge-1"] == [True] * 3
+    assert ["is away" in said[0], "is back" in said[1], lost(said[2]) == "edge-1"] == [True] * 3
     assert not control.ended_by_us
 
 
@@ -163,7 +172,7 @@ async def test_a_defect_of_the_daemon_costs_no_lock(tmp_path: Path) -> None:
         await eventually(lambda: len(daemon.bodies) == 2)
         assert daemon.bodies[1]["running"] is True
         daemon.tell(node(None))
-        await eventually(lambda: said[-1:] == ["not alive in Ray: edge-1"])
+        await eventually(lambda: [lost(line) for line in said[-1:]] == ["edge-1"])
         request.close()
         await eventually(lambda: daemon.open == 0)
 
@@ -175,7 +184,7 @@ async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path) -> None:
     async with daemon.serving():
         request, grant = await granted(socket, said)
         request.follow(grant["nodes"], Supervision(), DriverControl(), lambda: None)
-    slow, without_ray = ConfigError("did not answer within 20 s"), MissingDependencyError("has no Ray")
+    slow, without_ray = ConfigError("slow"), MissingDependencyError("has no Ray")
     daemon.refusals = [slow, slow, without_ray, slow]
     async with daemon.serving():
         await eventually(lambda: len(daemon.bodies) == 6)
@@ -190,13 +199,13 @@ async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        RunInProgressError("a run is in progress on this head"),
-        UsageError("the user alice may not do this", reason="PermissionDenied"),
-        UsageError("the account of the run cannot be read"),
+        RunInProgressError("busy"),
+        UsageError("not alice", reason="PermissionDenied"),
+        UsageError("no account"),
         RayStoppedError(),
     ],
 )
-async def test_a_lock_that_does_not_come_back_is_given_up(tmp_path: Path, refusal: EdgelinkError) -> None:
+async def test_a_lock_that_does_not_come_back_is_given_up(tmp_path: Path, refusal: EdgelinkError, words: Words) -> None:
     """It is said, and nobody is asked again."""
     socket, said = tmp_path / "s", list[str]()
     daemon = Daemon(socket)
@@ -207,7 +216,9 @@ async def test_a_lock_that_does_not_come_back_is_given_up(tmp_path: Path, refusa
     async with daemon.serving():
         await eventually(lambda: not any(thread.name == "nodes" for thread in threading.enumerate()))
         assert len(daemon.bodies) == 2
-        assert said[1:] == [f"this run has lost its lock; the driver goes on: {refusal}"]
+        assert len(said) == 2
+        assert str(refusal) in said[1]
+        words(said[1])
         request.close()
 
 
@@ -249,10 +260,10 @@ async def test_a_list_that_nobody_has_is_not_told_as_deaths(tmp_path: Path) -> N
         await eventually(lambda: said)
         request.close()
         await eventually(lambda: daemon.open == 0)
-    assert said == ["not alive in Ray: renamed"]
+    assert [lost(line) for line in said] == ["renamed"]
 
 
-async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Path, words: Words) -> None:
     """Another Ray under the same rank: with `stop`, at once."""
     said: list[str] = []
     daemon, control = Daemon(tmp_path / "s"), DriverControl()
@@ -274,4 +285,5 @@ async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Pat
         assert request.nodes.lost == ("edge-1",)
         request.close()
         await eventually(lambda: daemon.open == 0)
-    assert said[0] == "Ray on edge-1 died; its workers are gone"
+    assert "edge-1" in said[0]
+    words(said[0])

@@ -33,7 +33,7 @@ def event(nodes: list[dict[str, Any]], left_s: float, *notes: str) -> dict[str, 
     return {"event": "waiting", "nodes": nodes, "left_s": left_s, "notes": list(notes)}
 
 
-REFUSED = "overlay up, Ray refused (Python 3.10.12, head has 3.11.7)"
+REFUSED = "Ray refused (Python 3.10.12, head has 3.11.7)"
 FOUR = [node(0, "cloud", "ready"), node(1, "edge-1", "ready"), node(2, "edge-2", REFUSED), node(3, None, "missing")]
 
 
