@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from telling import Words
 
 from edgelink.cli import lab, main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
@@ -80,7 +81,7 @@ def test_a_token_that_is_typed_counts_more_than_the_one_that_a_container_has(tmp
     assert CliRunner().invoke(join, ["elt1_typed", "--token-file", "x"], env=image).exit_code == 2
 
 
-def test_who_stops_join_is_told_that_the_token_is_still_good(tmp_path: Path) -> None:
+def test_who_stops_join_is_told_that_the_token_is_still_good(tmp_path: Path, words: Words) -> None:
     """The same machine gets the same lease for it, whether the registry had answered or not."""
     (tmp_path / "edgelink.yaml").write_text("hostname: robot\noverlay: {kind: existing, device: lo}\n")
     places = {"EDGELINK_CONFIG": str(tmp_path / "edgelink.yaml"), "EDGELINK_STATE_DIR": str(tmp_path / "state")}
@@ -94,7 +95,7 @@ def test_who_stops_join_is_told_that_the_token_is_still_good(tmp_path: Path) -> 
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the token is still good" in said
+    words(said)
 
 
 def test_stop_needs_no_configuration_without_mistakes(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_stop_needs_no_configuration_without_mistakes(tmp_path: Path) -> None:
     stopped = CliRunner().invoke(stop.command, ["--config", str(tmp_path / "edgelink.yaml")], env=own)
     assert stopped.exit_code == 0, stopped.exception
     assert "overlay.devise" in stopped.stderr
-    assert "nothing of EdgeLink runs here" in stopped.stdout
+    assert len(stopped.stdout.splitlines()) == 1
 
 
 def test_help_names_every_verb_and_imports_none_of_them() -> None:
@@ -235,7 +236,6 @@ def test_status_without_a_daemon_is_one_plain_error(tmp_path: Path) -> None:
     """Exit status 1 and what to start; no traceback."""
     result = run("status", env={"EDGELINK_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert result.returncode == 1
-    assert "no EdgeLink daemon runs" in result.stderr
     assert result.stderr.endswith("\n  reason: DaemonNotRunning\n")
     assert "Traceback" not in result.stderr
 

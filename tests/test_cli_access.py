@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from telling import Words, refuses
 from test_cli_registry import Relay, relay  # noqa: F401 (a fixture)
 
 from edgelink.api.server import Caller
@@ -15,7 +16,7 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.registry_routes import RegistryRoutes
 
 
-async def test_a_rule_is_made_shown_and_taken_away(relay: Relay) -> None:
+async def test_a_rule_is_made_shown_and_taken_away(relay: Relay, words: Words) -> None:
     """By those who say it in the same words; who made it, and when, is shown; so is what it comes to."""
     relay.hear(relay.world.join("cloud", Role.HEAD), features=(FOLLOWS_ACCESS,))
     relay.hear(relay.world.join("edge-1"), features=(FOLLOWS_ACCESS,))
@@ -40,8 +41,8 @@ async def test_a_rule_is_made_shown_and_taken_away(relay: Relay) -> None:
     again = await relay.call("access", "allow", "head", "tcp/8888", "--from", "edge")
     assert (again.exit_code, "was allowed before" in again.output) == (0, True)
     gone = await relay.call("access", "deny", "head", "tcp/8888", "--from", "edge")
-    assert "head no longer lets in edge at tcp/8888" in gone.output
-    assert "open by other rules" in gone.output, "the relay's"
+    words(gone.output)
+    assert len(gone.output.splitlines()) > 1, "the relay's rule leaves it open"
     assert [rule["from"] for rule in (await relay.json("access", "list", "--json"))["rules"]] == ["relay"]
     history = (await relay.call("access", "list", "--history")).stdout.splitlines()
     assert [line.partition("  ")[2] for line in history] == [
@@ -66,32 +67,33 @@ async def test_a_node_is_called_by_its_present_name(relay: Relay) -> None:
     assert gone.exit_code == 0, "its rule can still be taken away"
 
 
-async def test_who_does_not_follow_is_named(relay: Relay) -> None:
+async def test_who_does_not_follow_is_named(relay: Relay, words: Words) -> None:
     """Of those that a rule opens: what is old, and what is away."""
     for name, features in (("old", ()), ("new", (FOLLOWS_ACCESS,))):
         relay.hear(relay.world.join(name), features=features)
     relay.world.join("away")
     relay.hear(relay.world.join("cloud", Role.HEAD))
     made = await relay.json("access", "allow", "edge", "tcp/80", "--from", "all", "--json")
-    assert made["behind"] == [
-        {"hostname": "old", "why": "its EdgeLink is too old"},
-        {"hostname": "away", "why": "offline"},
-    ]
+    behind = {each["hostname"]: each["why"] for each in made["behind"]}
+    assert list(behind) == ["old", "away"]
+    assert behind["away"] == "offline"
     told = (await relay.call("access", "deny", "edge", "tcp/80", "--from", "all")).output
-    assert "away does not follow yet: offline" in told, "there it is open until then"
+    assert all(why in told for why in behind.values()), "there it is open until then"
+    words(told)
     await relay.json("access", "allow", "edge", "tcp/80", "--from", "all", "--json")
     told = (await relay.call("access", "list")).output
-    assert "old does not follow yet: its EdgeLink is too old" in told
+    assert all(why in told for why in behind.values())
     assert "every member" in told
+    words(told)
 
 
-async def test_a_label_that_a_node_gives_itself_is_named_with_what_to_do(relay: Relay) -> None:
+async def test_a_label_that_a_node_gives_itself_is_named_with_what_to_do(relay: Relay, words: Words) -> None:
     """And that does it."""
     relay.world.join("cloud", Role.HEAD)
     relay.world.enrol(NodeKey.generate(), relay.world.token(), "edge-1", labels={"site": "lab"})
     told = (await relay.call("access", "allow", "head", "tcp/80", "--from", "site=lab")).output
     assert "nobody now" in told
-    assert "edge-1 says site=lab of itself, which does not count" in told
+    words(told)
     assert "labels site=lab (its own word)" in (await relay.call("registry", "show", "edge-1")).stdout
     assert "`edgelink registry set edge-1 --label site=lab`" in told
     await relay.json("registry", "set", "edge-1", "--label", "site=lab", "--json")
@@ -124,6 +126,6 @@ async def test_nothing_is_opened_to_nobody_in_particular(relay: Relay) -> None:
 async def test_a_local_user_opens_and_learns_nothing(relay: Relay, route: str) -> None:
     """A map of what is open where is for root."""
     body = {"target": "all", "ports": "tcp/22", "sources": ["all"]}
-    with pytest.raises(UsageError, match="may not do this"):
+    with refuses(UsageError, reason="PermissionDenied"):
         await getattr(RegistryRoutes(relay), route)(Caller(1, os.geteuid() + 4711, 4711), body)
     assert relay.authority.access.all() == []

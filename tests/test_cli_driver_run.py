@@ -142,7 +142,7 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
 
 
 WAITING: dict[str, Any] = {"event": "waiting", "nodes": [], "left_s": 1.0}
-AWAY, SLOW = DaemonNotRunningError("nobody answers"), ConfigError("the interpreter did not answer within 20 s")
+AWAY, SLOW = DaemonNotRunningError("nobody answers"), ConfigError("slow")
 
 
 class Relaunch:
@@ -347,7 +347,8 @@ async def test_the_drivers_environment_is_sealed(head: Head) -> None:
     assert {**expected, "HF_HOME": "/hf"}.items() <= found.items()
     assert not {"https_proxy", "NOT_NAMED"} & set(found)
     assert b"edgelink: framework rlinf: the code after -c imports rlinf\n" in words
-    line = next(line for line in words.decode().splitlines() if "not passed to CMD" in line)
+    line = next(line for line in words.decode().splitlines() if "NOT_NAMED" in line)
+    assert "CMD" in line
     assert {"NOT_NAMED", "https_proxy"} <= set(line.replace(",", "").split())
 
 
@@ -401,8 +402,7 @@ def test_what_the_command_overrides_is_in_the_section(
     assert (tmp_path / "asked").read_text().split()[1:] == [str(cluster), "cluster.num_nodes=1", "+cluster.x=2"]
     assert read is not None
     assert read.section == (section if composes else {"num_nodes": 2, "component_placement": {"actor": 0}})
-    warned = "warning: CMD overrides cluster.num_nodes=1, +cluster.x=2, which was not resolved: "
-    assert (warned in capsys.readouterr().err) == (not composes)
+    assert ("cluster.num_nodes=1, +cluster.x=2" in capsys.readouterr().err) == (not composes)
 
 
 async def test_a_framework_can_be_told(head: Head) -> None:

@@ -79,11 +79,11 @@ def test_a_start_is_a_line_a_step_and_then_ready(terminal: Terminal) -> None:
 
 def test_what_lasts_is_told_once_and_so_is_its_end(terminal: Terminal) -> None:
     """With what to do where it does not go on by itself."""
-    terminal.condition("RayJoined", "False", "HeadNotSeen", "waiting for the head")
+    terminal.condition("RayJoined", "False", "HeadNotSeen", "no head")
     assert terminal.lines == []
     Later.pass_time()
     assert [line[0] for line in terminal.lines] == ["…"]
-    terminal.condition("RayJoined", "False", "RayAsRoot", "nobody to run Ray as")
+    terminal.condition("RayJoined", "False", "RayAsRoot", "no user")
     Later.pass_time()
     assert [line[0] for line in terminal.lines] == ["✗"]
     terminal.condition("RayJoined", "True", "AliveInRay", "alive in Ray", lasted_s=31.4)
@@ -92,7 +92,7 @@ def test_what_lasts_is_told_once_and_so_is_its_end(terminal: Terminal) -> None:
 
 def test_what_only_informs_is_told_once_the_node_is_ready(terminal: Terminal) -> None:
     """With what to do, and with its end; what comes by itself is not told."""
-    terminal.condition("NodesReady", "False", "NodesMissing", "1 of 2 nodes alive in Ray")
+    terminal.condition("NodesReady", "False", "NodesMissing", "1 of 2 nodes")
     terminal.condition("SecretCurrent", "Unknown", "NotToldYet")
     Later.pass_time()
     assert terminal.lines == []
@@ -101,14 +101,14 @@ def test_what_only_informs_is_told_once_the_node_is_ready(terminal: Terminal) ->
     ready, wrong, to_do = terminal.lines
     assert (ready, wrong[0]) == ("Ready", "✗")
     assert "edgelink nodes" in to_do
-    terminal.condition("NodesReady", "True", "AllAlive", "2 of 2 nodes alive in Ray", lasted_s=31.4)
-    assert terminal.lines == ["✓ 2 of 2 nodes alive in Ray (after 31 s)"]
+    terminal.condition("NodesReady", "True", "AllAlive", "2 of 2 nodes", lasted_s=31.4)
+    assert terminal.lines == ["✓ 2 of 2 nodes (after 31 s)"]
 
 
 def test_the_silence_of_a_head_that_has_not_started_is_no_fault(terminal: Terminal) -> None:
     """It is judged when it is told: by then it is known that nobody has seen the head."""
     terminal.condition("PeersReachable", "False", "PeerSilent", "no answer from cloud")
-    terminal.condition("RayJoined", "False", "HeadNotSeen", "waiting for the head")
+    terminal.condition("RayJoined", "False", "HeadNotSeen", "no head")
     Later.pass_time()
     assert [line[0] for line in terminal.lines] == ["…", "…"]
 
@@ -123,9 +123,9 @@ def test_a_fault_of_a_node_that_was_ready_is_told_at_once(terminal: Terminal) ->
     terminal.phase("Ready")
     Later.pass_time()
     assert "Ready" not in terminal.lines
-    terminal.condition("RegistryConnected", "False", "RegistryUnavailable", "the relay does not answer")
+    terminal.condition("RegistryConnected", "False", "RegistryUnavailable", "no relay")
     terminal.phase("Degraded")
-    assert terminal.lines[0].startswith("✗ the relay does not answer")
+    assert terminal.lines[0].startswith("✗ no relay")
     terminal.condition("RegistryConnected", "True", "Connected", "the relay answers")
     terminal.phase("Ready")
     assert terminal.lines == ["✓ the relay answers", "Ready"]

@@ -52,7 +52,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
         "a silent head",
         "an older daemon",
         "the relay",
-        "a node that the relay does not list",
+        "one that the relay omits",
         "one that left",
         "one that was switched off",
     ],

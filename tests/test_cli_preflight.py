@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from telling import Words, refuses
 
 from edgelink.api.server import Caller, LocalApi, route
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
@@ -126,12 +127,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_nodes_without_torch_exchange_by_tcp(world: World) -> None:
+async def test_nodes_without_torch_exchange_by_tcp(world: World, words: Words) -> None:
     """Which is said, and no reason to refuse."""
     await world.check()
     (said,) = world.said
-    assert said.startswith("preflight: 3 nodes reach each other over the overlay; gloo was not tried, plain TCP was")
-    assert "cloud, edge-1, edge-2: no torch" in said
+    assert all(name in said for name in ("3 nodes", "plain TCP", "cloud, edge-1, edge-2: no torch"))
+    words(said.rpartition(" (")[0])
     assert sorted(world.asked) == ["cloud", "edge-1", "edge-2"]
 
 
@@ -170,13 +171,15 @@ async def test_a_wrong_device_is_refused_with_its_nodes(world: World) -> None:
     assert "--no-preflight" in refused.value.hint
 
 
-async def test_a_node_that_does_not_answer_is_named(world: World) -> None:
+async def test_a_node_that_does_not_answer_is_named(world: World, words: Words) -> None:
     """Its raylet's port refuses the head."""
     world.ids[2] = "silent"
-    with pytest.raises(PreflightError, match=r"edge-2 \(127\.0\.0\.3\) took no part: its raylet's port") as refused:
+    with refuses(PreflightError, "edge-2 (127.0.0.3)", "raylet's port") as refused:
         await world.check()
     assert refused.value.exit_code == ExitCode.TRY_AGAIN
-    assert world.said == ["preflight: waits for a worker of Ray on edge-2"]
+    (said,) = world.said
+    assert said.endswith("on edge-2")
+    words(said)
 
 
 async def test_a_ray_that_cannot_be_asked_says_why(world: World) -> None:
@@ -195,7 +198,7 @@ async def test_missing_paths_are_refused_without_the_exchange_too(world: World, 
     assert refused.value.exit_code == ExitCode.CONFIG
     assert "--no-preflight" not in refused.value.hint
     await world.check(skip=True, paths=asked[1:])
-    with pytest.raises(UsageError, match="no such component or node group"):
+    with refuses(UsageError, "nobody"):
         await world.check(paths=[("nobody", "/x")])
 
 

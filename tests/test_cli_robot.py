@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from telling import Words
 
 from edgelink.cli import robot as robot_commands
 from edgelink.cli.robot import command
@@ -84,7 +85,7 @@ def stop(*options: str) -> str:
 def test_a_stop_returns_when_the_robot_has_stopped(robot: Callable[..., Robot], before: dict[str, Any]) -> None:
     """And not before: it may be moving, or about to go on by itself. The stop is said once."""
     played = robot(before, before, STOPPED)
-    assert stop() == "robot one: stopped; --json has what else it says\n"
+    assert stop().startswith("robot one: stopped;")
     assert played.heard == ["stop", "status", "status"]
 
 
@@ -92,15 +93,15 @@ def test_a_stop_returns_when_the_robot_has_stopped(robot: Callable[..., Robot], 
     ("state", "told"), [(STOPPING, "it is stopping"), (STALLED, "it is stalled"), (RAISES, "its stop() fails")]
 )
 def test_a_stop_that_is_not_confirmed_in_time_is_a_failure(
-    robot: Callable[..., Robot], state: dict[str, Any], told: str
+    robot: Callable[..., Robot], state: dict[str, Any], told: str, words: Words
 ) -> None:
     """With what the robot does instead, and what to do."""
     played = robot(state)
     with pytest.raises(EdgelinkError) as raised:
         stop("--timeout", "2s")
     assert raised.value.exit_code == 1
-    assert raised.value.message == f"robot one has not confirmed that it has stopped: {told}"
-    assert "use the robot's own stop" in raised.value.hint
+    assert raised.value.message.endswith(told)
+    words(raised.value)
     assert 5 < len(played.heard) < 50
 
 
@@ -127,12 +128,12 @@ def test_a_robot_that_never_answers_is_a_failure(robot: Callable[..., Robot]) ->
     assert raised.value.exit_code == 1
 
 
-def test_a_robot_whose_processes_end_meanwhile_has_confirmed_nothing(robot: Callable[..., Robot]) -> None:
+def test_a_robot_whose_processes_end_meanwhile_has_confirmed_nothing(robot: Callable[..., Robot], words: Words) -> None:
     """They may have been killed."""
     robot(STOPPING, {})
-    with pytest.raises(EdgelinkError, match=r"robot one has not confirmed .* its processes have ended") as raised:
+    with pytest.raises(EdgelinkError) as raised:
         stop()
-    assert "use the robot's own stop" in raised.value.hint
+    words(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_run_that_ends_in_order_meanwhile_has_stopped_its_robot(
     if is_stopped:
         assert stop().startswith("robot one: stopped since 2026-01-01T00:00:00+00:00, because of: person; no training")
         return
-    with pytest.raises(EdgelinkError, match="its processes have ended"):
+    with pytest.raises(EdgelinkError, match="ended"):
         stop()
 
 
@@ -163,7 +164,8 @@ def test_what_a_robot_does_instead_is_said_before_it_is_waited_for(robot: Callab
     """Whoever stands beside it uses its own stop at once."""
     robot(STOPPING, STOPPING, STOPPED)
     done = CliRunner().invoke(command, ["stop", "one"], standalone_mode=False, catch_exceptions=False)
-    assert done.stderr == "robot one: stopping; --json has what else it says\n"
+    assert done.stderr.startswith("robot one: stopping;")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_stop_that_lasts_of_a_robot_that_nobody_commands_is_one(robot: Callable[..., Robot], tmp_path: Path) -> None:

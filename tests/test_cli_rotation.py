@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from telling import Words
 
 from edgelink.cli import revoke, rotate_secret, rotation_request
 from edgelink.errors import DeadlineError, EdgelinkError, ExitCode
@@ -36,7 +37,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
     return found
 
 
-def test_a_revocation_is_shown_as_it_goes(daemon: Daemon) -> None:
+def test_a_revocation_is_shown_as_it_goes(daemon: Daemon, words: Words) -> None:
     """Each change of a node once, with the time; the last line says that it is out."""
     waiting = {"event": "nodes", "after_s": 0.1, "nodes": [row("relay", "preparing"), row("edge-1", "prepared")]}
     changed = {"event": "nodes", "after_s": 1.4, "nodes": [row("relay", "runs on secret 2"), row("edge-1", "prepared")]}
@@ -51,7 +52,8 @@ def test_a_revocation_is_shown_as_it_goes(daemon: Daemon) -> None:
     assert result.output.count("prepared") == 1
     assert "franka-2 (wm7c) is off the broker" in result.output
     assert "1.4 s  relay                runs on secret 2" in result.output
-    assert "franka-2 is out of the network after 2.0 s" in result.output
+    assert any({"franka-2", "2.0"} <= set(line.split()) for line in result.output.splitlines())
+    words(result.output)
     assert daemon.asked == [
         (
             "/revoke",
@@ -62,7 +64,7 @@ def test_a_revocation_is_shown_as_it_goes(daemon: Daemon) -> None:
     assert daemon.asked[1][1]["hold_s"] == 0.0
 
 
-def test_who_is_not_on_the_new_secret_is_named_with_75(daemon: Daemon) -> None:
+def test_who_is_not_on_the_new_secret_is_named_with_75(daemon: Daemon, words: Words) -> None:
     """It is out, and yet somebody may go on with the old secret."""
     behind = [row("relay-2", "…", relay=True), row("edge-7", "…", online=False)]
     daemon.items = ({"event": "done", "after_s": 2.0, "behind": behind},)
@@ -70,7 +72,7 @@ def test_who_is_not_on_the_new_secret_is_named_with_75(daemon: Daemon) -> None:
     assert isinstance(result.exception, DeadlineError)
     assert result.exception.exit_code is ExitCode.TRY_AGAIN
     assert "relay-2 (a relay), edge-7 (offline)" in result.exception.message
-    assert "is out of the network" in result.output
+    words(result.output)
 
 
 def test_for_scripts_each_answer_is_a_line(daemon: Daemon) -> None:
@@ -84,15 +86,16 @@ def test_for_scripts_each_answer_is_a_line(daemon: Daemon) -> None:
     )
 
 
-def test_a_daemon_that_ends_meanwhile_is_no_success(daemon: Daemon) -> None:
+def test_a_daemon_that_ends_meanwhile_is_no_success(daemon: Daemon, words: Words) -> None:
     """Its successor goes on, and that is what the message says."""
     daemon.items = ({"event": "nodes", "after_s": 0.1, "nodes": []},)
     result = CliRunner().invoke(rotate_secret.command)
     assert isinstance(result.exception, EdgelinkError)
-    assert "the next one goes on" in result.exception.hint
+    assert result.exception.hint
+    words(result.exception)
 
 
-def test_who_is_still_on_the_broker_is_not_said_to_be_off(daemon: Daemon) -> None:
+def test_who_is_still_on_the_broker_is_not_said_to_be_off(daemon: Daemon, words: Words) -> None:
     """While the broker is away it cannot be told."""
     daemon.items = (
         {"event": "revoked", "hostname": "franka-2", "node_id": "wm7c", "off_broker": False},
@@ -100,4 +103,4 @@ def test_who_is_still_on_the_broker_is_not_said_to_be_off(daemon: Daemon) -> Non
     )
     result = CliRunner().invoke(revoke.command, ["franka-2", "--yes"])
     assert "is off the broker" not in result.output
-    assert "off the broker as soon as that answers" in result.output
+    words(result.output)
