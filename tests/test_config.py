@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from telling import Words, refuses
 
 from edgelink.cli.daemon import own_hostname
 from edgelink.config import Config, load_config
@@ -41,17 +42,19 @@ def test_the_os_hostname_is_made_a_name_of_the_network(os_name: str, name: str) 
 
 
 def test_people_are_told_under_which_name_their_machine_joins(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Words
 ) -> None:
     """What somebody chose is not changed, but refused where it is no name."""
     monkeypatch.setattr("socket.gethostname", lambda: "MyRobot_01")
     assert own_hostname(None, Config()) == "myrobot-01"
-    assert "called 'myrobot_01' as this machine is: it asks for 'myrobot-01'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert all(name in told for name in ("'myrobot_01'", "'myrobot-01'"))
+    words(told)
     assert own_hostname(None, Config(hostname="chosen")) == "chosen"
-    with pytest.raises(ConfigError, match="'My_Robot' cannot be this machine's name"):
+    with refuses(ConfigError, "'My_Robot'"):
         own_hostname("My_Robot", Config())
     monkeypatch.setattr("socket.gethostname", lambda: "机器人")
-    with pytest.raises(ConfigError, match="'机器人' cannot be this machine's name"):
+    with refuses(ConfigError, "'机器人'"):
         own_hostname(None, Config())
     assert capsys.readouterr().err == ""
 
@@ -189,9 +192,9 @@ def test_variables_of_a_nodes_ray_keep_their_case(tmp_path: Path) -> None:
     ("text", "named"),
     [
         ("{ROS_DOMAIN_ID: 7}", r"ray.environment.ROS_DOMAIN_ID: .*a text.*7"),
-        ("{A B: c}", "'A B' is no name of a variable"),
+        ("{A B: c}", "ray.environment.*'A B'"),
         ('{A: "b\\0c"}', "ray.environment.A"),
-        ("{PATH: /opt/bin}", "PATH is set by EdgeLink itself"),
+        ("{PATH: /opt/bin}", "ray.environment.PATH: "),
     ],
 )
 def test_an_unusable_variable_of_a_nodes_ray_is_named(tmp_path: Path, text: str, named: str) -> None:
@@ -292,21 +295,22 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
             "object_manager_port 20150 is one of min_worker_port to max_worker_port",
         ),
         ("relay: {ranges: {edge: 10.10.0.9-10.10.0.3}}\n", "relay.ranges.edge"),
-        ("ride_through: 5x\n", "ride_through: '5x' is not a duration"),
-        ("ray: {environment: {PATH: /x}}\n", "ray.environment.PATH: PATH is set by EdgeLink itself"),
+        ("ride_through: 5x\n", "ride_through: '5x'"),
+        ("ray: {environment: {PATH: /x}}\n", "ray.environment.PATH: PATH "),
         ("access: run\n", "access"),
-        ("access: per-run\noverlay: {kind: existing}\n", "overlay: kind: EdgeLink closes nothing on an overlay"),
+        ("access: per-run\noverlay: {kind: existing}\n", "line 2: overlay: kind: "),
         ("relay: 3\n", "line 1: relay: has to be a section"),
         ("ray:\n  port: 6380\nray:\n  num_cpus: 4\n", "line 3 has the key ray again"),
         ("ray:\n  port: 6380\n  port: 6381\n", "line 3 has the key port again"),
     ],
 )
-def test_a_mistake_is_named_by_its_key(tmp_path: Path, text: str, named: str) -> None:
+def test_a_mistake_is_named_by_its_key(tmp_path: Path, text: str, named: str, words: Words) -> None:
     """Bad input is refused with the path of the key, before anything starts."""
     with pytest.raises(ConfigError) as raised:
         load_config(write(tmp_path, text), environ={})
     assert named in raised.value.message
     assert raised.value.exit_code is ExitCode.CONFIG
+    words(raised.value, DIRECTORY=tmp_path)
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

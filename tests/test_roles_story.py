@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from telling import Words
 
 from edgelink.roles.story import story
 
@@ -48,42 +50,32 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
 
 
 @pytest.mark.parametrize(
-    ("entries", "lines"),
+    ("entries", "values"),
     [
-        ([ALL], ["Nothing happened that matters.", "In the end all 3 nodes work."]),
+        ([ALL], ["", "3"]),
         (
             [ALL, becomes("20:49", "edge-2", "paused", since="20:48"), becomes("20:58", "edge-2", "ok")],
-            ["20:48  edge-2 was silent for 10m00s; Ray went on with it.", "In the end all 3 nodes work."],
+            ["20:48 edge-2 10m00s", "3"],
         ),
         (  # one silence, whatever became of it
             [ALL, becomes("20:48", "edge-2", "paused"), becomes("20:58", "edge-2", "away", "offline")],
-            ["20:48  edge-2 is away since then: offline.", "In the end 2 of 3 nodes work: edge-2 is away."],
+            ["20:48 edge-2 offline", "2 3 edge-2"],
         ),
         (  # a head that is started anew finds it as it was
             [ALL, becomes("20:48", "edge-2", "away"), nodes("21:00", coming="cloud edge-1 edge-2")],
-            [
-                "20:48  edge-2 is away since then.",
-                "In the end 0 of 3 nodes work: cloud is starting, edge-1 is starting, edge-2 is…",
-            ],
+            ["20:48 edge-2 since", "0 3 cloud edge-1 edge-2"],
         ),
         (  # it came back while no daemon looked
             [ALL, becomes("20:48", "edge-2", "away"), nodes("21:00", ok="cloud edge-1 edge-2")],
-            ["20:48  edge-2 was away for 12m00s.", "In the end all 3 nodes work."],
+            ["20:48 edge-2 12m00s", "3"],
         ),
         (
             [ALL, run("22:00"), run("01:00", ended=True, exit_status=0), run("02:00")],
-            [
-                "01:00  train.py ended after 3h00m.",
-                "02:00  train.py was started, and runs.",
-                "In the end all 3 nodes work.",
-            ],
+            ["01:00 train.py ended 3h00m", "02:00 train.py started", "3"],
         ),
         (
             [ALL, run("22:00"), run("22:03", ended=True, exit_status=1, why="edge-1 was lost; run again")],
-            [
-                "22:03  train.py failed with status 1 after 3m00s; edge-1 was lost; run again.",
-                "In the end all 3 nodes work.",
-            ],
+            ["22:03 train.py failed 1 3m00s edge-1", "3"],
         ),
         (  # a head's own view of its peers says less than what it says of them
             [
@@ -92,7 +84,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
                 condition("20:48", "PeersReachable", "False"),
                 condition("20:58", "PeersReachable", "True"),
             ],
-            ["Nothing happened that matters.", "In the end all 3 nodes work."],
+            ["", "3"],
         ),
         (  # an edge; how it starts is no news
             [
@@ -105,7 +97,7 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
                 condition("03:14", "RayJoined", "True"),
                 line("03:15", "sample", phase="Ready"),
             ],
-            ["03:10  cloud was not in Ray for 4m00s (OverlayDown).", "In the end cloud was Ready."],
+            ["03:10 cloud 4m00s OverlayDown", "cloud Ready"],
         ),
         (
             [
@@ -115,21 +107,27 @@ ALL = nodes("20:00", ok="cloud edge-1 edge-2")
                 line("21:00", "started", pid=2),
                 line("21:01", "sample", phase="Starting"),
             ],
-            ["20:30  this machine, or its daemon, was off for 30m00s.", "In the end cloud was Starting."],
+            ["20:30 off 30m00s", "cloud Starting"],
         ),
     ],
 )
-def test_what_is_told(entries: list[dict[str, Any]], lines: list[str]) -> None:
+def test_what_is_told(entries: list[dict[str, Any]], values: list[str], words: Words) -> None:
     """Each incident once, with its length; and how it is in the end."""
     head, *rest = told(*entries)
-    assert head == "cloud, Thu 20:00 to Fri 08:00, as its flight recorder has it:"
-    assert rest == lines
+    assert head.startswith("cloud, Thu 20:00 to Fri 08:00, ")
+    assert len(rest) == len(values)
+    for line, of_it in zip(rest, values, strict=True):
+        assert set(of_it.split()) <= set(re.findall(r"[\w.:-]*\w", line)), line
+        assert (line[2] == ":") == (of_it[2:3] == ":"), "an incident begins with its time, and nothing else does"
+    words.on("story", "\n".join([head, *rest]))
 
 
-def test_it_says_since_when_there_are_records() -> None:
+def test_it_says_since_when_there_are_records(words: Words) -> None:
     """Nothing is known of the time before."""
     assert told(nodes("02:13", ok="cloud"))[0].startswith("cloud, Fri 02:13 to")
-    assert told() == ["cloud, Fri 08:00 to Fri 08:00, as its flight recorder has it: nothing was recorded."]
+    (line,) = told()
+    assert line.startswith("cloud, Fri 08:00 to Fri 08:00, ")
+    words.on("story", line)
 
 
 def test_a_bad_night_has_ten_lines_as_well() -> None:
