@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from telling import refuses
 
 from edgelink.api import connections, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
@@ -248,7 +249,7 @@ async def test_a_daemon_without_its_socket_is_not_said_to_be_gone(
         paths.node_socket.unlink()
         ended = end_leftovers(Config(), paths, SystemClock())
         for asked in (ask(paths.node_socket, "GET", "/x"), asyncio.to_thread(daemons_here, paths), ended):
-            with pytest.raises(DaemonNotRunningError, match=rf"runs on this machine \(pid {os.getpid()}\)") as raised:
+            with pytest.raises(DaemonNotRunningError, match=rf"\(pid {os.getpid()}\)") as raised:
                 await asked
             assert "try again" in raised.value.hint
     with pytest.raises(DaemonNotRunningError, match="no EdgeLink daemon"):
@@ -271,17 +272,17 @@ def test_who_asks_the_registry_elsewhere_is_sent_to_the_relay(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("runs", "asked", "expected"),
+    ("runs", "asked", "hint"),
     [
-        ("bootstrap.sock", "node.sock", "`edgelink bootstrap` alone runs on this machine. ask on the head or an edge"),
-        ("node.sock", "bootstrap.sock", "a node's daemon alone runs on this machine. ask on the relay"),
+        ("bootstrap.sock", "node.sock", "an edge"),
+        ("node.sock", "bootstrap.sock", "on the relay"),
         ("node.sock", "gone.sock/node.sock", "`edgelink bootstrap`"),
     ],
 )
-async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: str, asked: str, expected: str) -> None:
+async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: str, asked: str, hint: str) -> None:
     """`edgelink nodes` on the relay: nothing is broken there."""
     async with LocalApi(tmp_path / runs).serving():
-        with pytest.raises(DaemonNotRunningError, match=expected):
+        with refuses(DaemonNotRunningError, hint):
             await ask(tmp_path / asked, "GET", "/status")
 
 
@@ -297,7 +298,7 @@ def test_whom_the_daemon_runs_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a batch system nobody is root; the daemon's files are that user's anyway."""
     monkeypatch.setattr("os.geteuid", lambda: 1001)
     Caller(1, 1001, 1001).require()
-    with pytest.raises(UsageError, match="may not do this") as refused:
+    with refuses(UsageError, reason="PermissionDenied") as refused:
         Caller(1, 1002, 1002).require()
     assert user_name(1001) in refused.value.hint
 

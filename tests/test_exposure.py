@@ -171,7 +171,7 @@ IN_PLACE = Inputs(
         "it has an address",
         "our own address is revoked",
         "somebody answers as another node",
-        "the right node answers",
+        "the node itself answers",
     ],
 )
 def test_what_is_done_when(now: Inputs, does: Action | None) -> None:

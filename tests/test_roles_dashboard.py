@@ -16,6 +16,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.api.web.history import RECORDED, History
@@ -112,7 +113,7 @@ def test_every_node_is_shown_with_how_it_is(world: World) -> None:
         "edge-2": "away",
     }
     assert (rows["relay"]["is_relay"], rows["relay"]["node_rank"]) == (True, None)
-    assert "start `edgelink edge` on edge-2" in rows["edge-2"]["wrong"][0]
+    assert "`edgelink edge`" in rows["edge-2"]["wrong"][0]
     newest = world.dashboard.feed.newest
     assert newest is not None
     assert (newest["head"]["nodes"], newest["head"]["alive"], newest["head"]["cpus"]) == (3, 2, 4.0)
@@ -361,9 +362,9 @@ async def test_a_link_is_for_root_and_rays_user(world: World) -> None:
     session = world.dashboard.logins.redeem(told["link"])
     assert session is not None
     assert await world.dashboard.link(RAY_USER, {})
-    with pytest.raises(UsageError, match="may not do this"):
+    with refuses(UsageError, reason="PermissionDenied"):
         await world.dashboard.link(Caller(1, 4711, 4711), {})
-    with pytest.raises(UsageError, match="may not do this"):
+    with refuses(UsageError, reason="PermissionDenied"):
         await world.dashboard.log_all_out(Caller(1, 4711, 4711), {})
     await world.dashboard.log_all_out(RAY_USER, {})
     assert not world.dashboard.logins.is_valid(session)
@@ -540,7 +541,7 @@ def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str
         ({"ready": False, "wrong": ["…"], "online": False}, "away"),
         ({"ready": False, "wrong": ["…"], "online": None}, "away"),
         ({"ready": False, "wrong": ["…"], "phase": "Starting"}, "coming"),
-        ({"ready": False, "wrong": ["…"], "phase": "Starting", "ray": "overlay up, Ray refused (ray 2.1)"}, "trouble"),
+        ({"ready": False, "wrong": ["…"], "phase": "Starting", "ray": "Ray refused (ray 2.1)"}, "trouble"),
         ({"ready": True, "wrong": ["silent"], "state": "paused"}, "paused"),
         ({"ready": True, "wrong": [], "state": "ready"}, "ok"),
         ({"ready": False, "wrong": [], "online": False, "state": "off"}, "off"),
@@ -549,7 +550,7 @@ def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str
 )
 def test_health(row: dict[str, Any], expected: str) -> None:
     """Who is alive in Ray works, also while its daemon is being restarted, unless it does not answer."""
-    known = {"loses_full_packets": False, "online": True, "phase": "Degraded", "ray": "overlay up, no Ray"}
+    known = {"loses_full_packets": False, "online": True, "phase": "Degraded", "ray": "no Ray"}
     assert health(known | row) == expected
 
 

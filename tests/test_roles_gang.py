@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, Head, entry, first, member
+from telling import Words
 
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, UsageError
 from edgelink.ray_cluster.pause import Pause
@@ -34,7 +35,7 @@ def tell(head: Head, found: DirectoryEntry, *, online: bool = True, **labels: st
     head.registry.statuses[found.node_id] = status
 
 
-async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_run(head: Head) -> None:
+async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_run(head: Head, words: Words) -> None:
     """The others leave Ray, and who gets another rank starts anew; afterwards it is as before."""
     async with aclosing(head.run(nodes=["edge-1", EDGE_3.node_id])) as events:  # type: ignore[type-var]
         waiting = await first(events, "waiting")
@@ -45,7 +46,9 @@ async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_ru
             ("edge-3", False),
         ]
         assert [found.hostname for found, _ in head.runs.gang.publishable()] == ["cloud", "edge-1"], "2 is edge-2's yet"
-        assert waiting["notes"] == ["edge-2 takes no part, and its Ray has not ended yet"]
+        (note,) = waiting["notes"]
+        assert "edge-2" in note
+        words(note)
         head.runs.ray_members_changed([*MEMBERS[:3], member("10.10.0.5", 2)])
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"]), "but two are alive with rank 2"
@@ -75,7 +78,7 @@ async def test_a_newcomer_is_not_let_in_and_the_next_daemon_knows_it(head: Head)
         assert successor.ranks() == ALL
 
 
-async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head) -> None:
+async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head, words: Words) -> None:
     """Who was not seen might have it; where a number of nodes is asked for, so many are enough. Until it is certain who
     takes part, nobody's rank changes."""
     head.runs.ray_members_changed(MEMBERS[:2])
@@ -83,8 +86,8 @@ async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head)
     tell(head, EDGE_2, site="lab-b")
     with pytest.raises(DeadlineError) as caught:
         await first(head.run(nodes=["site=lab-a"], timeout_s=0.0), "granted")
-    assert str(caught.value).startswith("2 of 4 nodes were ready after 0 s; missing: ")
-    assert "edge-3 was not seen, so whether it has site=lab-a is not known" in str(caught.value)
+    assert all(part in str(caught.value) for part in ("2 of 4 nodes", "edge-3", "site=lab-a"))
+    words(caught.value)
     async with aclosing(head.run(nodes=["site=lab-a"], cluster=_two_nodes())) as events:  # type: ignore[type-var]
         await first(events, "granted")
     async with aclosing(head.run(nodes=["site=lab-a"])) as events:  # type: ignore[type-var]
@@ -110,7 +113,7 @@ def _two_nodes() -> dict[str, Any]:
     [
         (["edge-1", "edge-9"], None, UsageError, ("no node edge-9", "cloud, edge-1, edge-2, edge-3")),
         (["site=lab-z"], None, UsageError, ("site=lab-z", "there are: site=lab-a, site=lab-b")),
-        (["arm=panda"], None, UsageError, ("arm=panda", "no node has a label arm")),
+        (["arm=panda"], None, UsageError, ("arm=panda",)),
         (["edge-1"], {"num_nodes": 3}, ConfigError, ("num_nodes is 3", "takes 2: cloud, edge-1")),
     ],
 )

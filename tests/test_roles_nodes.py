@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+from telling import Words, refuses
 from test_inside import spec
 
 from edgelink.api import schema
@@ -88,17 +89,18 @@ async def test_every_node_is_told_with_what_ray_has_of_it(world: World) -> None:
     assert edge_1["labels"] == {"site": "lab-a"}
     assert edge_1["wrong"] == ["torch 2.4.0, head has 2.5.1"]
     assert (edge_2["ray"], edge_2["gpus"], edge_2["versions"]) == ("never seen", 0, {})
-    assert "start `edgelink edge` on edge-2" in edge_2["wrong"][0]
+    assert "`edgelink edge`" in edge_2["wrong"][0]
 
 
-async def test_what_else_is_wrong_with_a_node_is_told(world: World) -> None:
+async def test_what_else_is_wrong_with_a_node_is_told(world: World, words: Words) -> None:
     """A node that is alive in Ray may be open, or run something else than what is installed."""
     trouble = ConditionReport(type="RayCurrent", status=Status.FALSE, reason="InstalledAfterStart", message="torch")
     told_elsewhere = ConditionReport(type="RideThrough", status=Status.FALSE, reason="KernelLacksRtoCap", message="…")
     world.tell(EDGE_1.node_id, trouble, told_elsewhere, packages={"torch": "2.5.1"})
     assert (await world.rows())["edge-1"]["wrong"] == ["InstalledAfterStart: torch"]
     world.tell(EDGE_1.node_id, trouble, online=False, packages={"torch": "2.5.1"})
-    assert (await world.rows())["edge-1"]["wrong"] == ["its daemon is not in touch with the relay"]
+    (wrong,) = (await world.rows())["edge-1"]["wrong"]
+    words.on("nodes", wrong)
 
 
 async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: World) -> None:
@@ -198,14 +200,15 @@ def test_a_member_that_was_left_out_is_told_apart_from_a_stranger() -> None:
     assert [(who.ip, why.startswith("edge-2 takes no part")) for who, why in found] == [("10.10.0.4", True)]
 
 
-async def test_a_node_whose_rank_changes_is_named_with_both(world: World) -> None:
+async def test_a_node_whose_rank_changes_is_named_with_both(world: World, words: Words) -> None:
     """Its former Ray is alive, and what it waits for is the new one."""
     told = [ConditionReport(type=kind, status=Status.TRUE, reason="R", message="m") for kind in _LIFE]
     world.tell(EDGE_2.node_id, *told, packages={"torch": "2.5.1"})
     world.runs.ray_members_changed([*world.members, member("10.10.0.4", 5)])
     row = (await world.rows())["edge-2"]
-    assert row["ray"] == "Ray restarting, its node rank 5 becomes 2"
+    assert all(rank in row["ray"] for rank in "52")
     assert not row["ready"]
+    words.on("nodes", row["ray"])
 
 
 _LIFE = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
@@ -219,17 +222,17 @@ async def test_a_goal_that_is_reached_ends_the_wait(world: World, goals: dict[st
     assert done["totals"] == {"nodes": 2, "gpus": 2, "cpus": 12.0}
 
 
-async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World) -> None:
+async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World, words: Words) -> None:
     """How much is there of how much, every missing node with why, also ranks that nobody holds; 75."""
     with pytest.raises(DeadlineError) as caught:
         await first(world.view.wait(ROOT, {"goals": {"nodes": 4, "gpus": 16}, "timeout_s": 0.0}), "done")
     said = str(caught.value)
-    assert said.startswith("2 of 4 nodes, 2 of 16 gpus after 0 s; missing: edge-2 at Started")
-    assert "nobody is enrolled with rank 3" in said
+    assert all(part in said for part in ("2 of 4 nodes, 2 of 16 gpus", "edge-2 at Started", "rank 3 at Enrolled"))
+    words.on("wait", said)
     assert caught.value.exit_code == 75
     everybody = [*world.members, member("10.10.0.4", 2)]
     world.runs.ray_members_changed(everybody)
-    with pytest.raises(DeadlineError, match="2 of 16 gpus after 0 s; every node is there"):
+    with refuses(DeadlineError, "2 of 16 gpus", reason="NodesMissing") as caught:
         await first(world.view.wait(ROOT, {"goals": {"gpus": 16}, "timeout_s": 0.0}), "done")
 
 
@@ -242,7 +245,7 @@ async def test_an_unknown_goal_is_refused(world: World, goals: Any) -> None:
 
 async def test_a_wait_for_very_many_nodes_costs_little(world: World) -> None:
     """Every local user may ask: more than any network has is refused, and a row a rank is told of the first only."""
-    with pytest.raises(UsageError, match="no network has more than 65533"):
+    with refuses(UsageError, 65533):
         await first(world.view.wait(ROOT, {"goals": {"nodes": 65_534}, "timeout_s": 60.0}), "done")
     most = {"goals": {"nodes": 65_533}, "timeout_s": 60.0}
     async with aclosing(world.view.wait(ROOT, most)) as events:  # type: ignore[type-var]

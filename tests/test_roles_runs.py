@@ -14,6 +14,7 @@ import pytest
 from full_disk import Disk
 from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, first, member
 from stopping import stop_request
+from telling import Words, refuses
 
 from edgelink.api.server import Caller
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
@@ -61,7 +62,7 @@ async def test_a_deadline_is_told_as_it_was_given(tmp_path: Path) -> None:
 
     head = Head(tmp_path, Hurrying())
     head.enrol(CLOUD, EDGE_1)
-    with pytest.raises(DeadlineError, match="0 of 2 nodes were ready after 2 s; missing: cloud"):
+    with pytest.raises(DeadlineError, match=r"0 of 2 nodes .* 2 s; .*cloud"):
         await first(head.run(timeout_s=2.0), "granted")
 
 
@@ -104,14 +105,17 @@ async def test_ray_without_a_rank_is_refused_by_name_as_rlinf_would(head: Head) 
     head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1), by_hand])
     cluster = {"num_nodes": 2, "component_placement": {"actor": "0"}}
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
-        with pytest.raises(InvalidClusterError, match=r"node rank set on only some nodes \(missing on laptop"):
+        with pytest.raises(InvalidClusterError) as refused:
             await first(events, "granted")
+    (problem,) = refused.value.problems
+    assert problem.rule == "node rank set on only some nodes"
+    assert "laptop" in problem.detail
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
     assert granted["without_rank"] == ["Ray at 10.10.0.77 (laptop)"]
 
 
-async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head) -> None:
+async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head, words: Words) -> None:
     """The head ends a Ray whose rank is another node's; no driver starts while both are there."""
     head.enrol(CLOUD, EDGE_1)
     members = [member("10.10.0.2", 0), member("10.10.0.3", 1)]
@@ -120,9 +124,8 @@ async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head) -> None:
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"])
         (note,) = waiting["notes"]
-        assert note.startswith(
-            "Ray at 10.10.0.77 (host) has node rank 1, which is edge-1's: no node of this network has"
-        )
+        assert all(name in note for name in ("10.10.0.77 (host)", "node rank 1", "edge-1"))
+        words(note)
         head.runs.ray_members_changed(members)
         await first(events, "granted")
     head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])
@@ -412,7 +415,7 @@ async def test_rays_user_gets_its_run_back_in_a_daemons_first_moments(head: Head
     head.use(FreshRay())
     async with aclosing(head.run(caller=Caller(os.getpid(), 1000, 1000), running=True)) as events:  # type: ignore[type-var]
         await first(events, "granted")
-    with pytest.raises(UsageError, match="may not do this"):
+    with refuses(UsageError, reason="PermissionDenied"):
         await first(head.run(caller=Caller(os.getpid(), 1001, 1001), running=True), "granted")
 
 

@@ -40,7 +40,7 @@ def test_what_may_begin_is_let_pass(tmp_path: Path, command: str) -> None:
         ("python3.11 ther.py", "did you mean there.py?"),
         ("python -W error ther.py", "did you mean there.py?"),
         ("sh sub/x.sh", "correct the path"),
-        ("/usr/bin/edgelink trian", "did you mean `edgelink train`?"),
+        ("/usr/bin/edgelink trian", "`edgelink train`?"),
         ("edgelink zzz", "`edgelink --help`"),
     ],
 )

@@ -319,7 +319,7 @@ class Here:
 
     async def join(self, enrolment: Enrolment, _config: Config, paths: Paths, _clock: object) -> Lease:
         if not self.relay_answers:
-            raise RegistryUnavailableError("none of the relay's addresses answers")
+            raise RegistryUnavailableError("no relay")
         self.enrolled.append(enrolment)
         paths.state.mkdir(parents=True, exist_ok=True)
         key = NodeKey.load_or_create(paths.node_key)
