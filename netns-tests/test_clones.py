@@ -98,7 +98,7 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
         result = lab.exec(OTHER, ["edgelink", "edge"], capture=True, timeout_s=60)
         took_s = time.monotonic() - started_s
         print(f"\nrefused after {took_s:.1f} s: {result.stderr.splitlines()[-2:]}")
-        assert_error(result, 78, f"edge-1 ({lease.node_id}) is running on another machine since ", "edgelink leave")
+        assert_error(result, 78, "ClonedNode", f"edge-1 ({lease.node_id})", "edgelink leave")
         assert took_s < TOLD_S
         assert "overlay.up" not in result.stderr
         assert "easytier-core" not in processes(lab, OTHER)
@@ -115,7 +115,7 @@ def test_a_copy_becomes_a_node_of_its_own(lab: Lab) -> None:
     """What it is told to do helps, and neither frees the lease that the original holds nor says that this one has left.
     A node that leaves for itself has left, as the relay tells."""
     left = lab.exec(OTHER, ["edgelink", "leave", "--yes"], capture=True, check=True).stdout
-    assert "do not free its lease: edge-1 (" in left
+    assert "edge-1 (" in left
     assert "registry release" not in left
     joined = Machine(lab, OTHER).join(make_token(lab))
     assert joined.returncode == 0, joined.stderr
@@ -164,7 +164,7 @@ def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     reaches_relay(lab, NODE)
     lab.start(NODE)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 150)  # it asks once a minute
-    assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
+    assert "ClonedNode" in lab.daemon_log(OTHER).read_text()
     is_up(lab, NODE, NODE)
     assert status_of(lab, NODE)["easytier_pid"] == pid
 
@@ -177,12 +177,11 @@ def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(
     waits, ran = swapped
     assert f"{FORMER} (" in waits
     assert "easytier-core" not in ran
-    _, leased = wait_for_condition(lab, BOARD, "Leased", "MachineChanged", 120)
-    assert "on another machine than before" in leased["message"]
+    wait_for_condition(lab, BOARD, "Leased", "MachineChanged", 120)
     is_up(lab, BOARD, FORMER)
     before, connected_since = status_of(lab, BOARD)["easytier_pid"], session(lab, BOARD)
     result = lab.exec(FORMER, ["edgelink", "edge"], capture=True, timeout_s=60)
-    assert_error(result, 78, f"{FORMER} (", "is running on another machine since ")
+    assert_error(result, 78, "ClonedNode", f"{FORMER} (")
     assert "easytier-core" not in processes(lab, FORMER)
     assert (status_of(lab, BOARD)["easytier_pid"], session(lab, BOARD)) == (before, connected_since)
     assert "machine changed" in lab.exec(RELAY, ["edgelink", "registry", "show", FORMER], capture=True).stdout
@@ -200,7 +199,7 @@ def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
     wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, FORMER))
     start_relay(lab)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(FORMER) is None, 120)
-    assert "is running on another machine since" in lab.daemon_log(FORMER).read_text()
+    assert "ClonedNode" in lab.daemon_log(FORMER).read_text()
     assert "easytier-core" not in processes(lab, FORMER)
     is_up(lab, BOARD, FORMER)
     assert status_of(lab, BOARD)["easytier_pid"] == pid
@@ -221,4 +220,4 @@ def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:
     assert FORMER not in registered(lab)
     lab.stop(FORMER)
     (lab.host_path(FORMER, Paths().state) / Paths().membership.name).unlink()
-    assert_error(Machine(lab, FORMER).join(spare), 1, "was put out of the network")
+    assert_error(Machine(lab, FORMER).join(spare), 1, "NodeRevoked")

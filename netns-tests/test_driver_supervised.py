@@ -16,7 +16,7 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import kill
-from machines import records_in, revive, start_with_relay, wait_until
+from machines import assert_error, records_in, revive, start_with_relay, wait_until
 from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again, paced
 from typed_page import DOCS
 
@@ -89,7 +89,7 @@ def test_an_only_simulator_that_dies_is_waited_for(road: Road, tmp_path: Path) -
     kill(road.lab, "edge-1", "raylet")
     assert training.command.wait(400) == 0, training.log.read_text()
     assert training.iterations() == list(range(1, 13)), "no step of the learner is lost"
-    assert "nobody is left; waiting for env:0 on node 1" in training.log.read_text()
+    assert "waiting for env:0 on node 1" in training.log.read_text()
 
 
 def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_path: Path) -> None:
@@ -102,8 +102,7 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     lab.start(CLOUD)
     wait_until("the lock is kept", lambda: run_of(road)["in_progress"])
     second = lab.exec(CLOUD, ["edgelink", "run", "--timeout", "5s", "--", "true"], capture=True)
-    assert second.returncode == 75, second.stderr
-    assert "a run is in progress" in second.stderr
+    assert_error(second, 75, "RunInProgress")
     # The new daemon knows of the lock from its disk, before the run has come back to it.
     wait_until("the run is back", training.log.read_text, wanted=lambda said: "the head daemon is back" in said)
     training.wait_for_more_than(len(training.iterations()))
@@ -306,7 +305,7 @@ def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> No
         command.wait(60)
     told = records_in(progress)
     assert [record["iteration"] for record in told] == list(range(1, len(told) + 1))
-    assert "node 2 (edge-2) has joined: it gets a simulator" in log.read_text()
+    assert "node 2 (edge-2) has joined" in log.read_text()
 
 
 COMES_FURTHER = """
@@ -360,7 +359,7 @@ def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path
             ),
         )
         road.lab.exec("edge-1", ["edgelink", "robot", "stop"], check=True)
-        said = "is stopped, because of: person; `edgelink robot resume edge-1-env-0` on edge-1 lets it go on"
+        said = "because of: person; `edgelink robot resume edge-1-env-0` on edge-1"
         wait_until("it is told", log.read_text, wanted=lambda told: said in told)
         before = learned()
         road.lab.exec("edge-1", ["edgelink", "robot", "resume"], check=True)

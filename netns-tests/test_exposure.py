@@ -445,7 +445,7 @@ def test_the_relay_knocks_and_finds_nothing_of_ray(road: Road) -> None:
     assert f"ports of {PUBLIC[CLOUD]}, tried by {PUBLIC[RELAY]}:3478" in found["figure"]
     again = looked_from_outside(road.lab, CLOUD)
     assert again["verdict"] == "skipped"
-    assert "less than a minute ago" in again["message"]
+    assert "minute" in again["message"]
 
 
 def routes_of_the_source() -> list[list[str]]:
@@ -584,8 +584,8 @@ def test_packets_from_addresses_that_nobody_has_are_dropped_and_told(road: Road)
         send_forged(lab, EDGE, source, head_ip)
     status, shielded = wait_for_condition(lab, CLOUD, "Shielded", "PacketsDropped", TOLD_IN_TIME_S)
     assert (status["ready"], shielded["status"]) == (True, "True")
-    for words in ("10.10.0.77, which no lease has, came in by et0", f"{LAN[CLOUD]}, outside of the overlay's network"):
-        assert words in shielded["message"]
+    for source in ("10.10.0.77", LAN[CLOUD]):
+        assert source in shielded["message"]
     found = told_by_doctor(lab.exec(CLOUD, ["edgelink", "doctor", "--json"], capture=True))["firewall-in-place"]
     assert (found["verdict"], "10.10.0.77" in found["message"]) == ("limited", True)
     assert "edgelink registry list" in found["remedy"]

@@ -59,7 +59,6 @@ def test_mosquitto_is_missing(lab: Lab) -> None:
     lab.exec("relay", ["mount", "--bind", "/dev/null", str(program)], check=True)
     lab.start("relay")
     _, condition = wait_for_condition(lab, "relay", "BrokerRunning", "DependencyMissing")
-    assert "mosquitto is not installed" in condition["message"]
     assert "apt-get install mosquitto" in condition["message"]
     shown = lab.exec("relay", ["edgelink", "status"], capture=True)
     assert shown.returncode == 1

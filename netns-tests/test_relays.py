@@ -132,7 +132,7 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     result = restored(lab, "relay", "relay-2")
     assert result.returncode == 0, result.stderr
     assert "its relay relay-2" in result.stdout
-    assert_error(restored(lab, "relay", "relay-2"), 78, "holds a registry already")
+    assert_error(restored(lab, "relay", "relay-2"), 78, "RegistryExists")
     lab.kill("relay-2")  # as `systemctl restart` leaves its children
     lab.start("relay-2")
     road(lab).wait_ready("relay-2")

@@ -66,7 +66,7 @@ async def test_a_revoked_node_gets_nowhere_with_what_it_had(relay: Relay) -> Non
     assert played.broker_password is None
     assert played.reply.error_reason == "NodeRevoked"
     assert (played.reply.lease, played.reply.sealed_secrets) == (None, None)
-    with pytest.raises(RegistryError, match="was put out of the network") as refused:
+    with pytest.raises(RegistryError) as refused:
         await Node.enrol(spare, "edge-1", stolen.key)
     assert refused.value.condition_reason == NodeRevokedError.reason
     assert relay.store.lease(stolen.key.node_id) is None

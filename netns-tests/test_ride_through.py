@@ -375,7 +375,7 @@ def test_a_change_waits_for_the_run_and_then_reaches_every_node(road: Road, driv
         "an edge follows", lambda: patience_of_raylet(road, EDGES[0]), 180, wanted=lambda value: 60 < value < before
     )
     _, refused = wait_for_condition(road.lab, EDGES[1], "RayJoined", "RideThroughDisagrees", 120)
-    assert "2 min in this node's configuration disagrees with the head's 1 min" in refused["message"]
+    assert all(span in refused["message"] for span in ("2 min", "1 min"))
     wait_until("its Ray has ended", lambda: processes(road.lab, EDGES[1]), wanted=lambda found: "raylet" not in found)
 
 
@@ -386,7 +386,7 @@ def test_without_the_cap_only_the_gap_is_longer(make_lab: MakeLab, tmp_path: Pat
     road = Road(make_lab(), SystemClock(), print)
     road.bring_up(len(EDGES), config={"host": {"tcp": "leave"}})
     assert condition(road, EDGES[0])["reason"] == "Declined"
-    assert "up to the outage's own length after its end" in condition(road, EDGES[0])["message"]
+    assert "outage" in condition(road, EDGES[0])["message"]
     driver = OutageDriver(road.lab, RUN, tmp_path)
     try:
         driver.wait_ready()

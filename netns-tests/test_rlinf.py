@@ -63,7 +63,7 @@ def test_each_worker_is_where_the_plan_said(road: Road) -> None:
     ran = road.lab.exec(CLOUD, run, capture=True, timeout_s=LAUNCH_S)
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "edgelink: rlinf is the same on 3 nodes" in ran.stderr
+    assert any("rlinf" in line and "3 nodes" in line for line in ran.stderr.splitlines())
     told = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith('{"workers"')))
     assert (told["learnt"], told["played"]) == ([3.0], [3.0, 3.0]), "tensors through the channel, and back"
     assert {name: len(found) for name, found in told["workers"].items()} == plan["world_size"]
@@ -109,8 +109,9 @@ def test_ray_by_hand_is_refused_before_rlinf_meets_it(road: Road, tmp_path: Path
     try:
         wait_until("Ray lists it", strangers_while_it_runs, LAUNCH_S)
         placed = launch("--cluster", file)
-        assert f"node rank missing with node_groups (missing on {EDGES[0]} ({ip}))" in placed
-        assert f"a second Ray on {EDGES[0]}, which EdgeLink did not start: end it there" in placed
+        assert "node rank missing with node_groups" in placed
+        assert f"{EDGES[0]} ({ip})" in placed
+        assert f"a second Ray on {EDGES[0]}" in placed
         assert "reason: PlacementInvalid" in placed
         assert "reason: RankMissing" in launch("--framework", "rlinf")
         assert not ran.exists()

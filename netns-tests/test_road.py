@@ -26,7 +26,7 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import children, drop_sent
-from machines import brought_up_on, leases, overlay_ip, revive, wait_until
+from machines import assert_error, brought_up_on, leases, overlay_ip, revive, wait_until
 from training_run import find_learner
 
 from edgelink.config import Paths
@@ -302,7 +302,7 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
         env={"RLINF_NODE_RANK": "9", "RAY_ADDRESS": "wrong:1", "WANDB_PROJECT": "mine"},
     )
     assert result.returncode == 7, result.stderr
-    assert "3 nodes reach each other over the overlay; gloo reduced over et0" in result.stderr
+    assert all(part in result.stderr for part in ("preflight: 3 nodes", "gloo", "et0"))
     told = json.loads(result.stdout)
     assert told["cwd"] == str(tmp_path)
     assert told["env"]["RLINF_NODE_RANK"] == "0"
@@ -321,8 +321,7 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
     try:
         wait_until("the first run is granted", driver_runs)
         second = lab.exec(CLOUD, ["edgelink", "run", "--", "true"], capture=True)
-        assert second.returncode != 0
-        assert "a run is in progress" in second.stderr
+        assert_error(second, 75, "RunInProgress")
         holder.send_signal(signal.SIGINT)
         assert holder.wait(60) == 130, (tmp_path / "holder.log").read_text()
         wait_until("the lock is released", lambda: not driver_runs())
@@ -347,7 +346,7 @@ def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
     told = refused.stderr
     assert f"one-way block: {EDGES[0]} ({ips[EDGES[0]]}) → {EDGES[1]} ({ips[EDGES[1]]})" in told
     assert f"MTU black hole: {EDGES[1]} ({ips[EDGES[1]]}) → {CLOUD} ({ips[CLOUD]})" in told
-    assert "there is no wrong0 with an address, the overlay is on et0" in told
+    assert any("wrong0" in line and "et0" in line for line in told.splitlines())
     assert told.count("one-way") == told.count("black hole") == told.count("wrong device") == 1
     assert told.endswith("reason: PreflightFailed\n")
 
@@ -383,7 +382,7 @@ def test_edges_answer_each_other_for_a_run_only(road: Road, tmp_path: Path) -> N
         assert all(answering(lab, CLOUD, ips[edge], raylet) == raylet for edge in EDGES)
         holder = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "600"], log)
         try:
-            wait_until("they have met", log.read_text, wanted=lambda text: "nodes reach each other" in text)
+            wait_until("they have met", log.read_text, wanted=lambda text: "preflight: 3 nodes" in text)
             assert reached() == [True, True]
         finally:
             holder.kill()
@@ -414,7 +413,7 @@ def test_devices_that_nobody_has_are_refused_by_name(road: Road, tmp_path: Path)
     refused = road.lab.exec(CLOUD, ["edgelink", "run", "--framework", "verl", "--", *driver], capture=True)
     assert refused.returncode == 78, refused.stderr
     has_none = "; ".join(f"{name} no GPU" for name in (CLOUD, *EDGES))
-    assert f"2 GPUs; there is room for 0 of 2: {has_none}" in refused.stderr
+    assert f"0 of 2: {has_none}" in refused.stderr
     assert not ran.exists()
 
 
@@ -441,7 +440,7 @@ def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Pat
     table = road.lab.exec(CLOUD, ["edgelink", "plan", str(cluster), "--live"], capture=True)
     assert re.search(rf"^2 +{EDGES[1]} \(10\.10\.0\.\d+\) .*\benv 1", table.stdout, re.MULTILINE)
     elsewhere = road.lab.exec(EDGES[0], ["edgelink", "plan", str(cluster), "--live"], capture=True)
-    assert (elsewhere.returncode, "training is launched on the head only" in elsewhere.stderr) == (2, True)
+    assert (elsewhere.returncode, "reason: NotTheHead" in elsewhere.stderr) == (2, True)
 
 
 def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Road, tmp_path: Path) -> None:
@@ -471,12 +470,10 @@ def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Ro
 
     assert result.returncode == 78, result.stderr
     (warning,) = (line for line in result.stderr.splitlines() if "warning: rlinf on" in line)
-    assert (
-        f"rlinf on {different}: {package} is not the head's {package}; files: 1 with other content (worker.py)"
-        in warning
-    )
+    assert all(part in warning for part in (f"rlinf on {different}: {package} ", "1 with other content (worker.py)"))
     wanted = f"cluster.node_groups[1].env_configs[0].python_interpreter_path: '{venv / 'python'}'"
-    assert f"{wanted}: interpreter missing on node (on node 2, {different}: No such file" in result.stderr
+    assert f"{wanted}: interpreter missing on node" in result.stderr
+    assert f"node 2, {different}: No such file" in result.stderr
     assert result.stderr.endswith("reason: PlacementInvalid\n")
     assert "on node 1" not in result.stderr
     assert not ran.exists()

@@ -72,7 +72,7 @@ def test_a_node_behind_another_relay_finds_the_network_on_its_new_secret(lab: La
     assert membership(lab, EDGE).secrets.secret_epoch == 1, "what is tried does not count yet"
     lab.exec("relay", ["nft", "delete", "table", "inet", "hidden"], check=True)
     wait_for_condition(lab, "relay", "SecretCurrent", "Current", 150)
-    print(f"on the new secret after {time.monotonic() - begun_s:.1f} s")
+    print(f"followed after {time.monotonic() - begun_s:.1f} s")
     assert membership(lab, EDGE).secrets.secret_epoch == 2
     assert membership(lab, EDGE).next_secret is None
     wait_for_condition(lab, EDGE, "PeersReachable", "Reachable")

@@ -260,7 +260,7 @@ def false_replies(relay: Relay, edge: Node, other: Node, nonce: str) -> list[Env
     """By another node, a stranger, another registry; and the registry's own words, to another node or question."""
     stranger = AuthorityKeys.load_or_create(relay.paths.state / "stranger", CLOCK)
     answers = (
-        Verdict(outcome="refused", reason="ClonedNode", message="another machine is this node"),
+        Verdict(outcome="refused", reason="ClonedNode", message="a forged word"),
         Verdict(outcome="accepted"),
         Refused(error="no", error_reason="NodeRevoked"),
         Done(),

@@ -232,7 +232,7 @@ def test_what_needs_a_daemon_says_so(enrolled: Lab) -> None:
         (["status"], 1, "edgelink head"),
         (["env"], 1, "edgelink head"),
         (["exec", "--", "ray", "status"], 1, "edgelink head"),
-        (["token", "create"], 1, "ask on the relay"),
+        (["token", "create"], 1, "on the relay"),
         (["run", "--", "true"], 2, "edgelink head"),
     ):
         result = enrolled.exec("cloud", ["edgelink", *argv], capture=True)
@@ -242,9 +242,9 @@ def test_what_needs_a_daemon_says_so(enrolled: Lab) -> None:
 def test_a_machine_that_never_joined(enrolled: Lab) -> None:
     """No lease, no daemon: 78, and how to get one; nothing is started."""
     machine = Machine(enrolled, "edge-2", "stranger")
-    assert_error(machine.edgelink("edge"), 78, "has not joined a network", "edgelink join TOKEN", "NotJoined")
+    assert_error(machine.edgelink("edge"), 78, "edgelink join TOKEN", "NotJoined")
     for argv in (("head",), ("head", "--", "true")):
-        assert_error(machine.edgelink(*argv), 78, "has not joined a network", "edgelink join TOKEN")
+        assert_error(machine.edgelink(*argv), 78, "edgelink join TOKEN", "NotJoined")
     assert leftovers(enrolled, "edge-2") == []
 
 
@@ -326,7 +326,6 @@ def test_the_cluster_comes_together_around_its_troubles(enrolled: Lab, tmp_path:
     lab.start("edge-1", env={"EDGELINK_OVERLAY__DEVICE": "et7"})
     try:
         _, condition = wait_for_condition(lab, "edge-1", "RayJoined", "HeadNotSeen")
-        assert "waiting for the head" in condition["message"]
         assert not condition["final"]
         assert_status_tells(lab, "edge-1", "HeadNotSeen")
         not_here = lab.exec("edge-1", ["edgelink", "run", "--", "true"], capture=True)
@@ -372,11 +371,10 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     assert_error(
         result,
         75,
-        f"2 of {count + 1} nodes were ready after 2 s",
+        f"2 of {count + 1} nodes",
         "edge-2 at Started",
         "edgelink edge",
         f"rank {count} at Enrolled",
-        f"nobody is enrolled with rank {count}",
         "edgelink token create",
         "--timeout",
         "NodesMissing",
@@ -386,7 +384,7 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     both = {"node_groups": [], "component_placement": {"actor": "0-1"}, "num_nodes": 2}
     argv[3] = write_cluster(tmp_path / "both.yaml", **both)
     devices = lab.exec("cloud", argv, capture=True, timeout_s=60)
-    assert_error(devices, 78, "the overlay's device has several names: et0 on cloud; et7 on edge-1")
+    assert_error(devices, 78, "DevicesDiffer", "et0 on cloud; et7 on edge-1")
     unknown = ["edgelink", "run", "--", "no-such-program"]
     lab.stop("edge-1")
     _another_python(lab, tmp_path, count)
@@ -408,25 +406,25 @@ def _another_python(lab: Lab, tmp_path: Path, count: int) -> None:
     python = tmp_path / "python3"
     python.write_text(f"""#!/bin/sh\necho '["3.10.12", "{version("ray")}", false, [], {{}}]'\n""")
     python.chmod(0o755)
-    why = f"edge-1 overlay up, Ray refused (Python 3.10.12, head has {platform.python_version()})"
+    why = f"(Python 3.10.12, head has {platform.python_version()})"
     with daemon(lab, "edge-1", env={"EDGELINK_RAY__PYTHON": str(python)}):
         wait_for_condition(lab, "edge-1", "RayJoined", "VersionMismatch")
         shown = wait_until(
             "the head has heard of it, and of the end of the Ray before",
             lambda: lab.exec("cloud", ["edgelink", "nodes"], capture=True),
-            wanted=lambda seen: (
-                "✗ edge-1: VersionMismatch: " in seen.stdout and f"1 of {count} nodes alive in Ray" in seen.stdout
-            ),
+            wanted=lambda seen: "✗ edge-1: VersionMismatch: " in seen.stdout and f"1 of {count} nodes " in seen.stdout,
         )
         argv = ["edgelink", "wait", "--for", f"nodes={count}", "--timeout", "2s"]
         waited = lab.exec("cloud", argv, capture=True, timeout_s=60)
-        assert_error(waited, 75, f"1/{count}: cloud ready; {why}", "1 of ", "edge-1 at RayJoined (VersionMismatch")
+        assert_error(
+            waited, 75, f"1/{count}: cloud ready; edge-1 ", why, "1 of ", "edge-1 at RayJoined (VersionMismatch"
+        )
         assert shown.returncode == 1
         row = next(line for line in shown.stdout.splitlines() if line.startswith("edge-1"))
-        assert why.removeprefix("edge-1 ") in row
+        assert why in row
         assert any("python 3.10.12" in line and line.endswith(": edge-1") for line in shown.stdout.splitlines())
         assert "✗ edge-1: VersionMismatch: " in shown.stdout
-        assert f"1 of {count} nodes alive in Ray" in shown.stdout
+        assert f"1 of {count} nodes " in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,9 @@ def version(road: Road, node: str) -> str:
 def refuse_under_the_run(lab: Lab) -> None:
     """The head names who holds the run lock, an edge whose workers it has."""
     at_head = lab.exec(CLOUD, ["edgelink", "restart-ray", "edge-1"], capture=True, timeout_s=30)
-    assert_error(at_head, 75, "a run is in progress", "pid ")
+    assert_error(at_head, 75, "RunInProgress", "pid ")
     at_edge = lab.exec("edge-1", ["edgelink", "restart-ray"], capture=True, timeout_s=30)
-    assert_error(at_edge, 75, "a run uses this node: ray::Counter", "--force")
+    assert_error(at_edge, 75, "RunInProgress", "ray::Counter", "--force")
 
 
 def raylets(lab: Lab) -> dict[str, int]:
@@ -271,14 +271,13 @@ def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
         cores = {node: pids_of(lab, node, "easytier-core") for node in NODES}
         run = lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--", "sleep", "600"], tmp_path / "run.log")
         wait_for_condition(lab, CLOUD, "DriverRunning", "Granted", 60)
-        told = lab.exec(CLOUD, ["edgelink", "stop", "--all"], capture=True, check=True, timeout_s=120)
-        assert "Ray is stopped on every node" in told.stdout
+        lab.exec(CLOUD, ["edgelink", "stop", "--all"], capture=True, check=True, timeout_s=120)
         assert run.wait(60) == 128 + signal.SIGTERM
         assert our_rays(lab, NODES, "raylet", "gcs_server") == []
         for node in (CLOUD, *EDGES):
             wait_for_condition(lab, node, "RayJoined", "RayStopped")
         refused = lab.exec(CLOUD, ["edgelink", "run", "--", "true"], capture=True, timeout_s=30)
-        assert_error(refused, 1, "stopped on every node", "restart-ray --all")
+        assert_error(refused, 1, "RayStopped", "restart-ray --all")
         lab.kill(CLOUD)
         lab.start(CLOUD)
         wait_for_condition(lab, CLOUD, "RayJoined", "RayStopped")
@@ -307,7 +306,8 @@ def test_stop_ends_this_node_and_nothing_else(road: Road, tmp_path: Path) -> Non
         assert "Ray (" in told.stdout
         assert "easytier (pid" in told.stdout
         assert leftovers(lab, "edge-1") == [f"pid {sleeper.pid}"]
-        assert "nothing of EdgeLink runs here" in lab.exec("edge-1", ["edgelink", "stop"], capture=True).stdout
+        again = lab.exec("edge-1", ["edgelink", "stop"], capture=True, check=True).stdout
+        assert "pid" not in again
     finally:
         sleeper.kill()
         sleeper.wait()

@@ -315,7 +315,7 @@ def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
     refused.write_text(cluster.read_text().replace("num_nodes: 2", "num_nodes: two"))
     assert_error(head_for(lab, refused, "touch", str(tmp_path / "ran")), 78, "num_nodes")
     missing = head_for(lab, cluster, "touch", str(tmp_path / "ran"), timeout="1s")
-    assert_error(missing, 75, "missing: ", f"{EDGE} at Started (never seen: start `edgelink edge` on {EDGE})")
+    assert_error(missing, 75, "missing: ", f"{EDGE} at Started (never seen: ", "NodesMissing")
     assert not (tmp_path / "ran").exists()
     assert leftovers(lab, CLOUD) == []
 
@@ -342,7 +342,7 @@ def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number
     head = lab.popen(CLOUD, ["edgelink", "head", "--cluster", str(cluster), "--", "sh", "-c", script, str(ready)], log)
     if while_waiting:
         wait_until("it waits", log.read_text, wanted=lambda text: "rank 2 nobody enrolled" in text)
-        assert_error(head_for(lab, cluster, "true"), 2, "a daemon already runs on this machine: head cloud")
+        assert_error(head_for(lab, cluster, "true"), 2, "head cloud", "AlreadyRunning")
     else:
         wait_until("CMD runs", ready.exists)
     os.killpg(head.pid, signal.Signals[number])  # what a terminal does on Ctrl+C
@@ -497,7 +497,7 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     assert_error(hidden, 78, f"--require-path /dev/shm/of-root/model: {on_both}", "PreflightFailed")
     for argv in (("run", "--", "true"), ("exec", "--", "ray", "status")):
         denied = run_as(lab, VISITOR, "edgelink", *argv)
-        assert_error(denied, 2, "the user visitor may not do this", "run the command as root (sudo) or trainer")
+        assert_error(denied, 2, "the user visitor ", "root (sudo) or trainer", "PermissionDenied")
     assert run_as(lab, VISITOR, "edgelink", "status").returncode == 0
     assert run_as(lab, VISITOR, "cat", "/run/edgelink/ray/token").returncode != 0
     for node in (EDGE, CLOUD):

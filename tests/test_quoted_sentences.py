@@ -11,7 +11,7 @@ from telling import FOLDER, entries
 
 _ROOT = Path(__file__).parent.parent
 # Strings that quote a sentence of the product. These numbers may only shrink.
-_ALLOWED = {"tests": 31, "netns-tests": 149, "netns-tests/benchmarks": 2}
+_ALLOWED = {"tests": 26, "netns-tests": 41, "netns-tests/benchmarks": 2}
 
 
 @pytest.mark.parametrize(("folder", "allowed"), _ALLOWED.items())
@@ -37,8 +37,8 @@ def test_four_words_of_prose_in_a_row_are_a_quotation(text: str, found: set[tupl
     assert runs(text) == found
 
 
-def test_docstrings_and_the_messages_of_asserts_are_the_tests_own() -> None:
-    source = '"""a"""\ndef f():\n  """b"""\n  assert x == "c", f"d{x}"\n  match = f"e{x}"\n'
+def test_docstrings_and_what_a_failed_test_says_are_the_tests_own() -> None:
+    source = '"""a"""\ndef f():\n  """b"""\n  assert x == "c", f"d{x}"\n  wait_until("w", x)\n  match = f"e{x}"\n'
     assert [text for _, text in strings(ast.parse(source))] == ["c", "e"]
 
 
