@@ -21,9 +21,8 @@ _IN_A_ROW = 4
 # A word of prose, with the punctuation around it: no path, option, setting, address, number, or word of SQL.
 _WORD = re.compile(r"""[("'`]*(?![A-Z]{4})([A-Za-z]+(?:['-][A-Za-z]+)*)[)"'`,;:.?*]*""")
 _RULE_AT = {"RuleBrokenError": 0, "add": 3}  # which argument names the rule
-_CODE = re.compile(
-    r"\b(hook|saddr|daddr|dport|table inet|iifname|oifname)\b|^import ", re.MULTILINE
-)  # nftables, Python
+# Rules of nftables and lines of Python, which are no sentences.
+_CODE = re.compile(r"\b(hook|saddr|daddr|dport|table inet|iifname|oifname)\b|^import ", re.MULTILINE)
 _WITH_BODY = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
