@@ -22,6 +22,7 @@ from edgelink.errors import EdgelinkError
 FOLDER = Path(__file__).parent / "words"
 IS_WRITING = os.environ.get("EDGELINK_WORDS") == "write"
 _INDENT = "    "
+_NOTICE = re.compile(r"edgelink: .* …")  # that something takes long: on a busy machine only
 _NODE_ID = re.compile(r"\b[a-z2-7]{26}\b")
 _Error = TypeVar("_Error", bound=EdgelinkError)
 _written: dict[str, dict[str, list[str]]] = {}
@@ -55,7 +56,8 @@ class Words:
         text = _NODE_ID.sub("NODE", str(said))
         for name, value in replaced.items():
             text = text.replace(str(value), name)
-        self._heard.setdefault(surface, []).extend(line.rstrip() for line in text.splitlines() if line.strip())
+        lines = [line.rstrip() for line in text.splitlines() if line.strip() and not _NOTICE.fullmatch(line)]
+        self._heard.setdefault(surface, []).extend(lines)
 
     def compare(self) -> None:
         """Hold all that was heard against the files, or keep it for new ones."""
