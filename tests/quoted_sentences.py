@@ -1,7 +1,7 @@
 """Count the strings of tests that quote a sentence of the product: four or more of its words in a row.
 
-The rule of a cluster file that is broken is a fixed phrase, and no sentence. Reads the
-syntax tree only. ``python tests/quoted_sentences.py FILE…`` lists the strings of these files.
+The rule of a cluster file is a fixed phrase, and no sentence. Reads the syntax tree only.
+``python tests/quoted_sentences.py FILE…`` lists the strings of these files.
 """
 
 from __future__ import annotations

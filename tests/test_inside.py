@@ -194,7 +194,7 @@ def test_what_can_be_allowed(text: str, wanted: Allowed) -> None:
     [
         ("0", "1 to 65535"),
         ("70000", "1 to 65535"),
-        ("90-80", "90-80"),
+        ("90-80", "above its last"),
         ("sctp/80", "is not like"),
         ("80 from", "is not like"),
         ("80 from 10.10.0.500", "neither an address"),

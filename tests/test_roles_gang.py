@@ -113,7 +113,7 @@ def _two_nodes() -> dict[str, Any]:
     [
         (["edge-1", "edge-9"], None, UsageError, ("no node edge-9", "cloud, edge-1, edge-2, edge-3")),
         (["site=lab-z"], None, UsageError, ("site=lab-z", "there are: site=lab-a, site=lab-b")),
-        (["arm=panda"], None, UsageError, ("arm=panda",)),
+        (["arm=panda"], None, UsageError, ("arm=panda", "label arm")),
         (["edge-1"], {"num_nodes": 3}, ConfigError, ("num_nodes is 3", "takes 2: cloud, edge-1")),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -63,8 +64,9 @@ async def typed(box: Box, *argv: str) -> str:
     """What `edgelink ARGV` prints on that machine, and its exit status. No time passes meanwhile."""
     with ThreadPoolExecutor(1) as threads:
         command = threads.submit(_run, box, argv)
+        turns = itertools.count()
         while not command.done():
-            time.sleep(0.0001)  # noqa: ASYNC251 - for the command, which is in another thread
+            time.sleep(1e-7 * next(turns))  # noqa: ASYNC251 - for the command, which is in another thread
             await asyncio.sleep(0)
     said, code = command.result()
     assert [line for line in said.splitlines() if len(line) > WIDTH] == []
