@@ -280,7 +280,7 @@ def test_unknown_nodes_and_absent_labs_are_named(network: Lab, make_lab: MakeLab
         make_lab().exec("cloud", ["true"])
     with pytest.raises(LabError, match="is already there"):
         network.up()
-    with pytest.raises(DeadlineError, match=r"sleep 60 did not end within 0\.1 s"):
+    with pytest.raises(DeadlineError, match=r"sleep 60 .* 0\.1 s"):
         network.exec("cloud", ["sleep", "60"], timeout_s=0.1)
 
 
