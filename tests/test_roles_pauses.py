@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2
+from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet
 from edgelink.duration import brief
@@ -85,21 +86,20 @@ def test_what_anybody_knows_of_a_members_silence_counts(other: Mapping[str, Any]
 
 
 class World:
-    """The part on a board of its own, with its notes."""
+    """The part on a board of its own, with what it logs."""
 
     def __init__(self) -> None:
         self.clock, self.board = FakeClock(), Board(Facts())
-        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[Any] = []
         self.conditions = ConditionSet(self.clock, ())
-        self.pauses = Pauses(board=self.board, node_id=CLOUD.node_id, clock=self.clock, note=self._note)
+        self.pauses = Pauses(board=self.board, node_id=CLOUD.node_id, clock=self.clock)
         give(self.board, **FINE)
-
-    def _note(self, what: str, **fields: Any) -> None:
-        self.notes.append((what, fields))
 
     async def is_paused(self, **facts: Any) -> bool:
         give(self.board, **facts)
-        self.again_s = await settle(self.pauses, self.board, self.conditions, self.clock)
+        with capture_logs() as told:
+            self.again_s = await settle(self.pauses, self.board, self.conditions, self.clock)
+        self.told += told
         return EDGE_1.node_id in self.board.facts.paused
 
 
@@ -137,11 +137,11 @@ async def test_a_pause_that_was_told_lasts_as_long_as_the_silence() -> None:
     assert await world.is_paused(answering={}, unheard={"edge-1": heard_s})
     assert await world.is_paused(metered=ONE)
     assert not await world.is_paused(unheard={"edge-1": world.clock.monotonic_s()}), "it was heard on a connection"
-    assert [what for what, _ in world.notes] == ["paused", "answers_again"]
+    assert [told["event"] for told in world.told] == ["runs.node_paused", "runs.node_answers_again"]
 
 
 @pytest.mark.parametrize(
-    ("ends", "note"),
+    ("ends", "event"),
     [
         ({"answering": {"edge-1": 140.0}, "unheard": {}}, "answers_again"),
         ({"answering": {"edge-1": 140.0}, "unheard": {}, "ray_alive": frozenset()}, "answers_again"),
@@ -150,7 +150,7 @@ async def test_a_pause_that_was_told_lasts_as_long_as_the_silence() -> None:
         ({"directory": Directory(network_id="n", epoch=2, entries=(CLOUD,))}, "left"),
     ],
 )
-async def test_what_has_ended_a_pause_is_noted_with_its_length(ends: Mapping[str, Any], note: str) -> None:
+async def test_what_has_ended_a_pause_is_logged_with_its_length(ends: Mapping[str, Any], event: str) -> None:
     """Both ends of it are, once each."""
     world = World()
     heard_s = world.clock.monotonic_s()
@@ -158,9 +158,9 @@ async def test_what_has_ended_a_pause_is_noted_with_its_length(ends: Mapping[str
     assert await world.is_paused(answering={}, unheard={"edge-1": heard_s})
     assert await world.is_paused(lost=ONE), "who else says so is no news"
     assert not await world.is_paused(**ends)
-    (began, at), (ended, lasted) = world.notes
-    assert (began, at["node"], at["told_by"]) == ("paused", "edge-1", "echo")
-    assert (ended, lasted["after"], lasted["silent_s"]) == (note, "2m10s", 130.0)
+    began, ended = world.told
+    assert (began["event"], began["node"], began["told_by"]) == ("runs.node_paused", "edge-1", "echo")
+    assert (ended["event"], ended["after"], ended["silent_s"]) == (f"runs.node_{event}", "2m10s", 130.0)
 
 
 @pytest.mark.parametrize(

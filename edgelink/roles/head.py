@@ -97,7 +97,7 @@ class Head(Node):
         )
         self.exposure.add_ray(RAY_TABLE, ray)
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)
-        self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock, note=self.recorder.note)
+        self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, ray, clock)
         self._verbs = ClusterRay(self, runs, ray)
         self._page = Dashboard(self, runs, self._nodes, ray)

@@ -7,7 +7,7 @@ told: Ray's word and ``ride_through`` decide what becomes of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
@@ -84,14 +84,13 @@ class Pauses(Part[Inputs, Tell]):
     condition: ClassVar[str] = NODES_READY.name
     inputs = Inputs
 
-    def __init__(self, *, board: Board[Any], node_id: str, clock: Clock, note: Callable[..., None]) -> None:
+    def __init__(self, *, board: Board[Any], node_id: str, clock: Clock) -> None:
         super().__init__(board, own=Seen())
         self.own: Seen
         self._put_paused = board.claim(PAUSED, self.name)
         self._board = board
         self._node_id = node_id
         self._clock = clock
-        self._note = note
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Tell]:
         silences = silent_members(now, self._node_id, at_s)
@@ -119,14 +118,11 @@ class Pauses(Part[Inputs, Tell]):
 
         for node_id in self.own.paused.keys() - before.paused.keys():
             pause = self.own.paused[node_id]
-            began = {**told(node_id, pause), "told_by": pause.told_by}
-            log.warning("runs.node_paused", **began)
-            self._note("paused", **began)
+            log.warning("runs.node_paused", **told(node_id, pause), told_by=pause.told_by)
         for node_id in before.paused.keys() - self.own.paused.keys():
             pause, ending = before.paused[node_id], _ending(entries.get(node_id), now)
-            ended = {**told(node_id, pause), "after": brief(now_s - pause.since_s)}
-            log.info(f"runs.node_{ending}", **ended, run_waited=node_id in now.run_members)
-            self._note(ending, **ended)
+            after, run_waited = brief(now_s - pause.since_s), node_id in now.run_members
+            log.info(f"runs.node_{ending}", **told(node_id, pause), after=after, run_waited=run_waited)
 
 
 def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
