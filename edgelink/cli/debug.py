@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Group, json_option
-from edgelink.cli.patience import call
-from edgelink.config.paths import Paths
+from edgelink.cli.patience import call_here
 
 
 @click.group("debug", cls=Group)
@@ -26,19 +24,8 @@ def board(*, as_json: bool) -> None:
 
     Also each part's last decision. Secrets are masked.
     """
-    told = _ask(Paths.from_environment())
+    told = call_here("GET", "/board")
     click.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines(told, columns())))
-
-
-def _ask(paths: Paths) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = call(paths.node_socket, "GET", "/board")
-    except DaemonNotRunningError as node_error:
-        try:
-            answer = call(paths.bootstrap_socket, "GET", "/board")
-        except DaemonNotRunningError:
-            raise node_error from None  # most machines are no relay
-    return answer
 
 
 def lines(told: dict[str, Any], width: int) -> list[str]:

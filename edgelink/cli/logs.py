@@ -319,7 +319,7 @@ def _show_ray(paths: Paths, wanted: str, count: int, config_path: Path | None, *
         uid = noted_user_uid(paths)
         if uid is None:
             raise EdgelinkError("no Ray was started on this node yet", hint="`edgelink status` says what it waits for")
-        directory = ray_log_directory(paths, _ray_temp(config_path))
+        directory = ray_log_directory(paths, ray_temp(config_path))
         _show_files({name: directory / name for name in RAY_LOGS}, uid, count, is_following=is_following)
         return
     require_head(status, "`edgelink logs --ray` of another node")
@@ -409,7 +409,8 @@ def _ray_of_other(paths: Paths, hostname: str) -> dict[str, str]:
     )
 
 
-def _ray_temp(config_path: Path | None) -> Path | None:
+def ray_temp(config_path: Path | None) -> Path | None:
+    """Return the directory that the configuration names for Ray's sessions. None: it names none, or cannot be read."""
     try:
         return load_config(config_path).ray.temp_dir
     except ConfigError:

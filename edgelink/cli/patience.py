@@ -43,6 +43,14 @@ def call(
         return client.call(socket_path, method, path, body, timeout_s=timeout_s)
 
 
+def call_here(
+    method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30.0, what: str = DAEMON
+) -> Any:
+    """Ask a daemon as :func:`edgelink.api.client.call_here` does, and say ``what`` if it takes long."""
+    with waiting_for(what):
+        return client.call_here(method, path, body, timeout_s=timeout_s)
+
+
 def saying(what: str, ask: Callable[[], Iterator[T]]) -> Iterator[T]:
     """Yield what ``ask`` returns, and say ``what`` if it takes long to the first item."""
     with waiting_for(what):

@@ -20,19 +20,10 @@ def command(*, timeout_s: float, as_json: bool) -> None:
     No token is needed, EasyTier and Ray are not touched. What was begun is finished by the daemon, also over restarts.
     Exit status 75: the relay has not answered in time.
     """
-    from edgelink.api.client import DaemonNotRunningError
-    from edgelink.cli.patience import call
-    from edgelink.config.paths import Paths
+    from edgelink.cli.patience import call_here
 
-    paths = Paths.from_environment()
-    body = {"timeout_s": timeout_s}
     what = f"waiting for the relay to renew this node's password (at most {timeout_s:g} s)"
-    try:
-        renewed = call(paths.node_socket, "POST", "/renew", body, timeout_s=timeout_s + 10, what=what)
-    except DaemonNotRunningError:
-        if not paths.bootstrap_socket.exists():
-            raise
-        renewed = call(paths.bootstrap_socket, "POST", "/renew", body, timeout_s=timeout_s + 10, what=what)
+    renewed = call_here("POST", "/renew", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10, what=what)
     if as_json:
         click.echo(json.dumps(renewed, indent=2))
     else:

@@ -20,12 +20,13 @@ from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream
 from edgelink.api.schema import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns, say
+from edgelink.cli.logs import ray_temp
 from edgelink.cli.options import Ago, config_option, json_option
 from edgelink.cli.patience import call, saying
 from edgelink.clock import SystemClock
-from edgelink.config import Paths, load_config
+from edgelink.config import Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, UsageError
+from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import write_named
 from edgelink.registry.membership import Membership
 from edgelink.roles.recorder import noted
@@ -89,7 +90,7 @@ def command(
         timedelta(seconds=since_s),
         now,
         config_file=config_path or Path(os.environ.get("EDGELINK_CONFIG", DEFAULT_CONFIG_FILE)),
-        ray_temp=_ray_temp(config_path),
+        ray_temp=ray_temp(config_path),
         answers=answers.files,
     )
     others = _of_others(paths, since_s) if is_all else Others({}, [], [])
@@ -164,13 +165,6 @@ def _enrolled_as(paths: Paths) -> str | None:
         membership = Membership.load(paths)
         return membership.lease.hostname if membership else None
     return None
-
-
-def _ray_temp(config_path: Path | None) -> Path | None:
-    try:
-        return load_config(config_path).ray.temp_dir
-    except ConfigError:  # the file itself is in the bundle
-        return None
 
 
 def _answers(paths: Paths) -> Answers:
