@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 from registry_world import World
@@ -24,7 +25,7 @@ from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntr
 from edgelink.roles.enrolment import require_role
 from edgelink.roles.head import Head
 from edgelink.roles.ranks import rank_map
-from edgelink.roles.readiness import readiness
+from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.run_requests import node_count
 from edgelink.roles.this_machine import ThisMachine
@@ -69,27 +70,28 @@ def status(**conditions: Status) -> NodeStatus:
 
 EDGE = entry("edge-1", "10.10.0.3", 1)
 ALL_TRUE = dict.fromkeys(("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined"), Status.TRUE)
+IN_RAY = RayMember("r", "10.10.0.3", 1, True, "edge-1")
+
+
+def edge_is(status: NodeStatus | None, **known: Any) -> NodeReadiness:
+    return readiness(NodeFacts(1, EDGE, status, **known))
 
 
 @pytest.mark.parametrize(
-    ("found", "node_status", "alive", "step", "said"),
+    ("found", "step", "said"),
     [
-        (None, None, False, "Enrolled", "token create"),
-        (EDGE, None, False, "Started", "never seen"),
-        (EDGE, NodeStatus(node_id="a" * 26, online=False), False, "Started", "offline"),
-        (EDGE, status(**{**ALL_TRUE, "OverlayUp": Status.FALSE}), False, "OverlayUp", "of this"),
-        (EDGE, status(**ALL_TRUE), False, "RayJoined", "waiting for Ray"),
-        (EDGE, None, True, "RayJoined", "alive in Ray"),
+        (unclaimed(1), "Enrolled", "token create"),
+        (edge_is(None), "Started", "never seen"),
+        (edge_is(NodeStatus(node_id="a" * 26, online=False)), "Started", "offline"),
+        (edge_is(status(**{**ALL_TRUE, "OverlayUp": Status.FALSE})), "OverlayUp", "of this"),
+        (edge_is(status(**ALL_TRUE)), "RayJoined", "waiting for Ray"),
+        (edge_is(None, member=IN_RAY), "RayJoined", "alive in Ray"),
     ],
 )
-def test_a_missing_node_is_named_with_the_step_it_stands_at(
-    found: DirectoryEntry | None, node_status: NodeStatus | None, alive: bool, step: str, said: str
-) -> None:
+def test_a_missing_node_is_named_with_the_step_it_stands_at(found: NodeReadiness, step: str, said: str) -> None:
     """Whoever waits is told which machine to look at, and for what."""
-    member = RayMember(node_id="r", ip="10.10.0.3", rank=1, alive=True, hostname="edge-1") if alive else None
-    result = readiness(1, found, node_status, member)
-    assert (result.step, result.ready) == (step, alive)
-    assert said in result.message
+    assert (found.step, found.ready) == (step, said == "alive in Ray")
+    assert said in found.message
 
 
 IN_TOUCH = status(**ALL_TRUE)
@@ -113,15 +115,11 @@ STOPPED = NodeStatus(node_id="a" * 26, online=False, phase="Stopping")
 )
 def test_every_cell_of_status_ray_and_echo_is_decided(told: NodeStatus | None, states: tuple[str, ...]) -> None:
     """Only a node that Ray lists and nobody misses is ready. Whose daemon is away is told so all the same."""
-    member = RayMember("r", "10.10.0.3", 1, True, "edge-1")
     cells = [
-        readiness(1, EDGE, told, alive, pause=pause, is_silent=is_silent)
-        for alive, pause, is_silent in (
-            (member, None, False),
-            (member, Pause(0.0, "echo"), True),
-            (None, None, False),
-            (None, None, True),
-        )
+        edge_is(told, member=IN_RAY),
+        edge_is(told, member=IN_RAY, pause=Pause(0.0, "echo"), is_silent=True),
+        edge_is(told),
+        edge_is(told, is_silent=True),
     ]
     assert tuple(cell.state for cell in cells) == states
     assert [cell.ready for cell in cells] == [state == "ready" for state in states]
@@ -131,18 +129,18 @@ def test_every_cell_of_status_ray_and_echo_is_decided(told: NodeStatus | None, s
 
 @pytest.mark.parametrize("told", [None, LOST, STOPPED])
 def test_who_has_left_is_off_whatever_else_is_known_of_it(told: NodeStatus | None) -> None:
-    left = readiness(1, EDGE, told, None, is_silent=True, has_left=True)
+    left = edge_is(told, is_silent=True, has_left=True)
     assert (left.state, left.brief) == ("off", "left")
 
 
 def test_who_says_that_it_has_left_has_also_where_the_registry_does_not_remember_it() -> None:
     """An older relay does not, nor one whose disk is full: `up` on that machine would not bring it back."""
-    left = readiness(1, EDGE, STOPPED.model_copy(update={"phase": "Left"}), None)
+    left = edge_is(STOPPED.model_copy(update={"phase": "Left"}))
     assert (left.state, left.brief) == ("off", "left")
 
 
 def test_who_is_heard_again_has_not_left() -> None:
-    assert readiness(1, EDGE, IN_TOUCH, None, has_left=True).state == "coming"
+    assert edge_is(IN_TOUCH, has_left=True).state == "coming"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_why_ray_is_not_joined_is_said_in_some_words(
             ConditionReport(type="RayJoined", status=Status.FALSE, reason=reason, message="at length"),
         ),
     )
-    found = readiness(1, EDGE, told, None, Versions("2.60.0", "3.11.7"))
+    found = edge_is(told, head=Versions("2.60.0", "3.11.7"))
     assert (found.step, found.brief.endswith(why)) == ("RayJoined", True)
     words.on("nodes", found.brief)
 
@@ -180,8 +178,8 @@ def test_an_overlay_on_its_way_is_not_blamed_on_its_peers(words: Words) -> None:
         condition.model_copy(update={"reason": "Connecting"}) if condition.type == "PeersReachable" else condition
         for condition in told.conditions
     ]
-    assert readiness(1, EDGE, told.model_copy(update={"conditions": waiting}), None).brief == "overlay coming up"
-    found = readiness(1, EDGE, told, None)
+    assert edge_is(told.model_copy(update={"conditions": waiting})).brief == "overlay coming up"
+    found = edge_is(told)
     assert (found.step, found.brief.endswith("(Because)")) == ("PeersReachable", True)
     words.on("nodes", found.brief)
 
@@ -192,11 +190,11 @@ def test_what_will_be_refused_is_said_before_the_overlay_is_up(words: Words) -> 
     told = status(**{**ALL_TRUE, "OverlayUp": Status.FALSE}).model_copy(
         update={"ray_version": "2.59.0", "python_version": "3.11.7", "packages": {"torch": "2.4.0"}}
     )
-    found = readiness(1, EDGE, told, None, head)
+    found = edge_is(told, head=head)
     assert found.step == "OverlayUp"
     assert all(part in found.brief for part in ("(Because)", "(Ray 2.59.0, head has 2.60.0)"))
     words.on("nodes", found.brief)
-    joined = readiness(1, EDGE, told, RayMember("r", "10.10.0.3", 1, True, "edge-1"), head)
+    joined = edge_is(told, member=IN_RAY, head=head)
     assert (joined.brief, joined.warnings) == ("ready", ("torch 2.4.0, head has 2.5.1",))
 
 

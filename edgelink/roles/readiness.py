@@ -75,43 +75,52 @@ def versions_of(status: NodeStatus | None) -> Versions:
     return Versions(status.ray_version, status.python_version, status.packages)
 
 
-def readiness(
-    rank: int,
-    entry: DirectoryEntry | None,
-    status: NodeStatus | None,
-    member: RayMember | None,
-    head: Versions | None = None,
-    former: RayMember | None = None,
-    pause: Pause | None = None,
-    *,
-    is_silent: bool = False,
-    may_be_back: bool = False,
-    has_left: bool = False,
-) -> NodeReadiness:
-    """At which step of its life the node of ``rank`` stands.
+@dataclass(frozen=True)
+class NodeFacts:
+    """What the head knows of the node of one rank.
 
-    Args:
+    Attributes:
+        status: the last one that it told.
         member: as what Ray lists it with this rank.
-        head: what the head's Ray runs with.
         former: a Ray of this node that is alive with another rank.
+        head: what the head's Ray runs with.
         pause: its silence, where Ray lists it as alive all the same.
         is_silent: it does not answer over the overlay.
         may_be_back: its status is of a session with the broker that has ended.
         has_left: it has left the network by its own word, as the registry remembers.
     """
-    if entry is None:
-        return NodeReadiness(
-            rank,
-            None,
-            None,
-            ready=False,
-            step="Enrolled",
-            message=f"nobody is enrolled with rank {rank}: make a token on the relay (`edgelink token create`) and "
-            "join one more machine, or lower cluster.num_nodes",
-            brief="nobody enrolled",
-            state="missing",
-        )
-    found = differences(versions_of(status), head or Versions())
+
+    rank: int
+    entry: DirectoryEntry
+    status: NodeStatus | None = None
+    member: RayMember | None = None
+    former: RayMember | None = None
+    head: Versions = field(default_factory=Versions)
+    pause: Pause | None = None
+    is_silent: bool = False
+    may_be_back: bool = False
+    has_left: bool = False
+
+
+def unclaimed(rank: int) -> NodeReadiness:
+    """Return the row of a rank that nobody has."""
+    return NodeReadiness(
+        rank,
+        None,
+        None,
+        ready=False,
+        step="Enrolled",
+        message=f"nobody is enrolled with rank {rank}: make a token on the relay (`edgelink token create`) and "
+        "join one more machine, or lower cluster.num_nodes",
+        brief="nobody enrolled",
+        state="missing",
+    )
+
+
+def readiness(now: NodeFacts) -> NodeReadiness:
+    """Return at which step of its life the node stands."""
+    rank, entry, status, member = now.rank, now.entry, now.status, now.member
+    found = differences(versions_of(status), now.head)
 
     def node(step: str, message: str, brief: str, state: State = "coming") -> NodeReadiness:
         return NodeReadiness(
@@ -126,14 +135,14 @@ def readiness(
             state=state,
         )
 
-    if (has_left and not (status and status.online)) or (status and status.has_left):
+    if (now.has_left and not (status and status.online)) or (status and status.has_left):
         why = f"has left the network: `edgelink registry release {entry.hostname} --now` on the relay frees its place"
         return node("Started", why, "left", "off")
-    is_back = may_be_back and member is not None and member.alive
+    is_back = now.may_be_back and member is not None and member.alive
     if status is not None and status.is_stopped and not is_back:
         return node("Started", f"switched off: `edgelink up` on {entry.hostname} brings it back", "off", "off")
     if member is not None and member.alive:
-        if pause is not None:
+        if (pause := now.pause) is not None:
             why = f"no answer, says {pause.told_by}; Ray rides through: look at its power and its uplink"
             return replace(node("PeersReachable", why, "paused, no answer", "paused"), told_by=pause.told_by)
         alive = node("RayJoined", "alive in Ray", "ready", "ready")
@@ -159,10 +168,10 @@ def readiness(
         brief = brief or f"{_ON_THE_WAY[step]} ({reason})"
         # What will be refused once the overlay is up can be mended now.
         return node(step, why, f"{brief}; Ray will be refused ({refused})" if refused else brief)
-    if is_silent:
+    if now.is_silent:
         why = f"no answer over the overlay: is {entry.hostname} switched on, and its uplink there?"
         return node("PeersReachable", why, "no answer", "silent")
-    if former is not None:
+    if (former := now.former) is not None:
         return node(
             "RayJoined",
             f"alive in Ray with node rank {former.rank}; its Ray is started anew with {rank}",

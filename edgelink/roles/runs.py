@@ -21,7 +21,7 @@ from edgelink.registry.allocator import HEAD_RANK
 from edgelink.registry.payloads import ClusterSpec, EdgesOpenTo
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
-from edgelink.roles.readiness import NodeReadiness, readiness
+from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.roles.run_lock import RunLock
 from edgelink.timeouts import timeout
 from edgelink.training.run_record import RunRecord
@@ -258,33 +258,29 @@ class Runs:
         facts, now_s, report = self._node.board.facts, self._node.clock.monotonic_s(), []
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
-            entry = entries.get(rank)
-            status = statuses.get(entry.node_id) if entry else None
-            if entry is not None and entry.node_id == self._node.key.node_id:
-                status = facts.node_status
-            member = alive.get((str(entry.overlay_ip), rank)) if entry else None
-            former = at.get(str(entry.overlay_ip)) if entry else None
-            pause = facts.paused.get(entry.node_id) if entry else None
-            is_silent = entry is not None and entry.hostname in facts.silent
-            has_left = entry is not None and facts.directory is not None and entry.node_id in facts.directory.left
-            ready = readiness(
+            if (entry := entries.get(rank)) is None:
+                report.append(replace(unclaimed(rank), ray_known=ray_known))
+                continue
+            node_id, ip = entry.node_id, str(entry.overlay_ip)
+            known = NodeFacts(
                 rank,
                 entry,
-                status,
-                member,
-                facts.versions,
-                former,
-                pause,
-                is_silent=is_silent,
-                may_be_back=entry is not None and entry.node_id not in facts.stopped,
-                has_left=has_left,
+                status=facts.node_status if node_id == self._node.key.node_id else statuses.get(node_id),
+                member=alive.get((ip, rank)),
+                former=at.get(ip),
+                head=facts.versions,
+                pause=facts.paused.get(node_id),
+                is_silent=entry.hostname in facts.silent,
+                may_be_back=node_id not in facts.stopped,
+                has_left=facts.directory is not None and node_id in facts.directory.left,
             )
-            if ready.state == "paused" and pause is not None:
+            ready = readiness(known)
+            if ready.state == "paused" and (pause := known.pause) is not None:
                 left_s = pause.gives_up_in_s(now_s, self._node.ride_through_s())
                 ready = replace(ready, paused_s=round(now_s - pause.since_s, 1), gives_up_in_s=round(left_s, 1))
-            ready = replace(ready, ray_node_id=member.node_id if member else None, ray_known=ray_known)
-            if status is not None:
-                ready = replace(ready, online=status.online, device=status.device)
+            ready = replace(ready, ray_node_id=known.member.node_id if known.member else None, ray_known=ray_known)
+            if known.status is not None:
+                ready = replace(ready, online=known.status.online, device=known.status.device)
             report.append(ready)
         return report
 
