@@ -105,7 +105,7 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
             ray.wakeup.set()
 
     tables = NftWatch()
-    tables.watch(RAY_TABLE, ray.guard.doubts, ray.wakeup)
+    tables.watch(RAY_TABLE, inputs.ray.guard.doubts, ray.wakeup)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(tables.run()),

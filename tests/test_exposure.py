@@ -80,14 +80,21 @@ class World:
         self.conditions = ConditionSet(self.clock, [], [Exposure.condition])
         self.board = board_with(openings=allowed_openings(config, None))
         left_open = LeftOpenPorts(directory / "left-open.json", AT_ONCE, self.clock)
-        self.exposure = Exposure(self.board, config, self.set_rules, self.watch, self, left_open, self.clock)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC is open")
         self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray is open")
         self.token_auth: bool | None = True
         self.run_ports = ""
-        self.exposure.add(RPC, self.rpc)
-        if has_ray:
-            self.exposure.add_ray(RAY, self)
+        self.exposure = Exposure(
+            self.board,
+            config,
+            self.set_rules,
+            self.watch,
+            self,
+            left_open,
+            self.clock,
+            easytier=self.rpc,
+            ray=self if has_ray else None,
+        )
 
     @property
     def condition(self) -> Condition:

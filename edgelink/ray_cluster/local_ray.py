@@ -105,6 +105,11 @@ class LocalRay:
         return self._closed_ports
 
     @property
+    def token_auth(self) -> bool | None:
+        """Whether this Ray asks for a token. None: its version is not known."""
+        return None if self.tools is None else self.tools.capabilities.token_auth
+
+    @property
     def token_path(self) -> Path:
         """The copy of the Ray token that Ray's user can read."""
         return self._paths.ray_token_copy

@@ -18,7 +18,6 @@ from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayC
 from edgelink.facts.board import Board, Fact
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
-from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import is_alive
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
@@ -111,25 +110,6 @@ class RayReconciler:
     def ride_through_s(self) -> int:
         """What holds for this node's Ray: the head's own value, which edges learn."""
         return self._config.ride_through_s
-
-    @property
-    def guard(self) -> TableKeeper:
-        """Keeps the table around Ray's ports."""
-        return self.ray.guard
-
-    @property
-    def closed_ranges(self) -> tuple[tuple[int, int], ...] | None:
-        """The ports that this table closes beside Ray's own; None while that is not known, or it is off."""
-        return self.ray.closed_ranges
-
-    async def close_run_ports(self) -> None:
-        """Have this table close what a run's processes listen on by now."""
-        await self.ray.close_run_ports()
-
-    @property
-    def token_auth(self) -> bool | None:
-        """Whether this Ray asks for a token; None while its version is not known."""
-        return None if self.ray.tools is None else self.ray.tools.capabilities.token_auth
 
     @property
     def has_ended(self) -> bool:

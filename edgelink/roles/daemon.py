@@ -25,7 +25,6 @@ from edgelink.facts.derive import board_of
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
-from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.process.identity import usage
 from edgelink.process.service_manager import ServiceManager
 from edgelink.reconcile import run_reconciler
@@ -110,8 +109,19 @@ class Daemon(ABC):
         )
         self._tables = machine.tables()
         left_open = LeftOpenPorts(paths.left_open_of(socket.stem), self.files, clock)
-        self.exposure = Exposure(self.board, config, self.parts.set_rules, self._tables, machine, left_open, clock)
-        self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
+        has_ray = place in (Place.HEAD, Place.EDGE)
+        self.local_ray = machine.ray(config, paths, clock, self.launcher, self.files) if has_ray else None
+        self.exposure = Exposure(
+            self.board,
+            config,
+            self.parts.set_rules,
+            self._tables,
+            machine,
+            left_open,
+            clock,
+            easytier=self.parts.overlay.guard,
+            ray=self.local_ray,
+        )
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.others = Others(board=self.board, known=self.known_nodes, overlay=self.parts)
         # One directory each: relay and head may share a state directory.

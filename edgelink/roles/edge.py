@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
@@ -37,7 +36,6 @@ class Edge(Node):
             overlay_ready=self.is_overlay_ready,
             cluster_spec=lambda: self.board.facts.cluster_spec,
         )
-        self.exposure.add_ray(RAY_TABLE, self._edge_ray)
         self._verbs = EdgeRay(self, self._edge_ray)
 
     def occupants(self) -> Occupants:

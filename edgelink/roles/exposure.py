@@ -20,9 +20,11 @@ from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.openings import Opening, refuses_early, told
 from edgelink.overlay.overlay_drops import in_words as dropped_in_words
 from edgelink.overlay.overlay_rules import OverlayRules
+from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process.port_ranges import listed
 from edgelink.process.ports import Accepted
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.rendezvous import beyond_default, open_ranges
 from edgelink.reconcile import Nudge
 from edgelink.registry.membership import Membership
@@ -170,31 +172,32 @@ class Exposure(Part[Inputs, SetRules | Keep | LookAtPorts | SayFollowed]):
         machine: MachinesPorts,
         left_open: LeftOpenPorts,
         clock: Clock,
+        *,
+        easytier: TableKeeper,
+        ray: GuardedRay | None,
     ) -> None:
-        """``set_rules``: does what :class:`SetRules` says. ``left_open``: what stays open on the overlay for now."""
+        """Keep EasyTier's table and that of this machine's Ray, each once somebody wants it.
+
+        Args:
+            set_rules: does what :class:`SetRules` says.
+            left_open: what stays open on the overlay for now.
+            ray: None on a machine that takes no part in Ray.
+        """
         super().__init__(board, own=Seen())
         self.own: Seen
         self._put_follows_spec = board.claim(FOLLOWS_SPEC, self.name)
         self._board = board
         self._config = config
         self._set_rules = set_rules
-        self._tables = tables
         self._machine = machine
         self._left_open = left_open
         self._refuses = refuses_early()
         self._clock = clock
-        self._ray: GuardedRay | None = None
-        self._keepers: list[TableKeeper] = []
-
-    def add_ray(self, table: str, ray: GuardedRay) -> None:
-        """Keep the table of this machine's Ray too, and say what stands between Ray and others."""
         self._ray = ray
-        self.add(table, ray.guard)
-
-    def add(self, table: str, keeper: TableKeeper) -> None:
-        """Keep this table too, once somebody wants it."""
-        self._keepers.append(keeper)
-        self._tables.watch(table, keeper.doubts, Nudge(self.look_again))
+        guards = {RPC_TABLE: easytier} if ray is None else {RPC_TABLE: easytier, RAY_TABLE: ray.guard}
+        for table, keeper in guards.items():
+            tables.watch(table, keeper.doubts, Nudge(self.look_again))
+        self._keepers = tuple(guards.values())
 
     def begin(self) -> None:
         """Have the rules ready before EasyTier is started."""

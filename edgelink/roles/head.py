@@ -12,7 +12,6 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.part import run_part
-from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind
@@ -95,7 +94,6 @@ class Head(Node):
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
             edges_open_to=runs.edges_open_to,
         )
-        self.exposure.add_ray(RAY_TABLE, ray)
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, ray, clock)

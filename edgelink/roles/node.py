@@ -16,7 +16,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger
-from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind
@@ -42,18 +42,6 @@ class RayReconciler(Reconciler, Protocol):
         """The patience that Ray has, or gets, on this node."""
 
     @property
-    def guard(self) -> TableKeeper:
-        """Keeps the table around its ports."""
-
-    @property
-    def closed_ranges(self) -> tuple[tuple[int, int], ...] | None:
-        """The ports that this table closes beside Ray's own; None while that is not known, or it is off."""
-
-    @property
-    def token_auth(self) -> bool | None:
-        """Whether it asks for a token; None while its version is not known."""
-
-    @property
     def has_ended(self) -> bool:
         """It is certain that no Ray runs here."""
 
@@ -72,6 +60,7 @@ class Node(Member):
     """One member of the network that takes part in Ray. Head and edge make its Ray, of :meth:`ray_inputs`."""
 
     ray: RayReconciler
+    local_ray: LocalRay
 
     def __init__(
         self,
@@ -143,7 +132,7 @@ class Node(Member):
             conditions=self.conditions,
             clock=self.clock,
             key=self.key,
-            ray=self.machine.ray(self.config, self.paths, self.clock, self.launcher, self.files),
+            ray=self.local_ray,
             files=self.files,
         )
 
@@ -165,7 +154,7 @@ class Node(Member):
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
-        yield knock_route(self, lambda: self.ray.closed_ranges)
+        yield knock_route(self, lambda: self.local_ray.closed_ranges)
 
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
