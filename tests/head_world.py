@@ -1,77 +1,60 @@
-"""A head daemon's runs with everything around them pretended: the directory, the statuses, whom Ray lists."""
+"""A head's daemon as `edgelink head` puts it together, which does not run: a test gives it facts, and asks it.
+
+For the many cases of what a head says and grants, some milliseconds each. A story in a :class:`sim.Sim` costs a second,
+and nobody enrols half a node there; how daemons come to know these facts is told there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.facts.board import Table
+from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.helper_runner import RayTools
+from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.reconcile import Wakeup
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
-from edgelink.roles.node import Node
-from edgelink.roles.run_requests import RunRequests
-from edgelink.roles.runs import Runs
+from edgelink.roles import head
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
 
 ROOT, ANOTHER = Caller(os.getpid(), 0, 0), Caller(os.getppid(), 0, 0)
-
-
-@dataclass
-class Registry:
-    """What the head knows of the network."""
-
-    directory: Directory | None = None
-    statuses: dict[str, NodeStatus] = field(default_factory=dict)
-
-
-class Ray:
-    """A Ray that runs."""
-
-    user_uid = 1000
-    is_wanted = True
-    has_ended = False
-    ride_through_s = 300
-
-    def __init__(self) -> None:
-        self.wakeup = Wakeup()
-
-    def driver_grant(self) -> dict[str, Any]:
-        return {"environment": {"RAY_ADDRESS": "10.10.0.2:6379"}, "pass_env": ["AWS_*"]}
+NOWHERE = Path("/nonexistent")
+TOOLS = RayTools(
+    Interpreter(NOWHERE, "3.11.2", "2.60.0", owner_uid=1000),
+    RayUser(1000, 1000, "ray", NOWHERE),
+    RayCapabilities.for_version("2.60.0"),
+)
 
 
 class Head:
-    """A head daemon's runs, with everything else pretended."""
+    """The daemon and its clock. ``statuses``: what the nodes have said of themselves."""
 
     def __init__(self, directory: Path, clock: FakeClock | None = None, config: Config | None = None) -> None:
-        self.registry, self.clock = Registry(), clock or FakeClock()
-        self.node = Node(
-            role=Role.HEAD,
-            config=config or Config(),
-            paths=Paths(state=directory / "state", runtime=directory / "run"),
-            clock=self.clock,
-            machine=ThisMachine(),
-            enrolment=None,
-        )
-        self.node.registry = cast(RegistryClient, self.registry)
-        self.runs = Runs(self.node)
-        self.use(Ray())
+        self.clock = clock or FakeClock()
+        paths = Paths(state=directory / "state", runtime=directory / "run")
+        self.node = head.Head(config or Config(), paths, self.clock, ThisMachine(), None)
+        self.runs, self.requests = self.node.runs, self.node.run_requests
+        self.node.ray.driver_grant = dict  # type: ignore[method-assign]
+        self.node.local_ray.prepare = self._prepare  # type: ignore[method-assign]
+        self.own = CLOUD.model_copy(update={"node_id": self.node.key.node_id})
+        self.statuses: dict[str, NodeStatus] = {}
+        give(self.node.board, statuses=Table(self.statuses, revision=1))
 
-    def use(self, ray: Any) -> None:
-        """Have the head's Ray be this one."""
-        self.ray = self.node.ray = ray
-        self.requests = RunRequests(self.runs, ray, "easytier")
+    async def _prepare(self) -> RayTools:
+        self.node.local_ray.tools = TOOLS
+        return TOOLS
 
     def enrol(self, *entries: DirectoryEntry) -> None:
-        self.registry.directory = Directory(network_id="n", epoch=1, entries=entries)
+        give(self.node.board, directory=Directory(network_id="n", epoch=1, entries=entries))
         self.runs.show_nodes_ready()
 
     def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:

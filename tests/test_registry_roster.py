@@ -16,7 +16,6 @@ from registry_world import World
 
 from edgelink.errors import UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Directory, DirectoryEntry, Envelope, Role, RosterPage
 from edgelink.registry.publications import Publications
@@ -117,7 +116,7 @@ def large(large_on_disk: Path, tmp_path: Path) -> World:
     return World(Path(shutil.copytree(large_on_disk, tmp_path / "large")), cidr=CIDR)
 
 
-def client(world: World, role: Role, cache: Path) -> tuple[RegistryClient, NodeKey]:
+def client(world: World, role: Role, cache: Path) -> tuple[LoneClient, NodeKey]:
     key = NodeKey.generate()
     token = world.token(role)
     membership = world.membership(key, token, world.enrol(key, token, f"{role.value}-x", role=role))

@@ -39,7 +39,7 @@ async def waits(head: Box, path: str, **body: Any) -> tuple[list[list[str]], dic
 
 def runs_of(head: Box) -> Runs:
     assert isinstance(head.daemon, Head)
-    return head.daemon._runs
+    return head.daemon.runs
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from edgelink.ray_cluster.pause import Pause
 from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
 from edgelink.roles.dashboard import Dashboard, device_counters
 from edgelink.roles.dashboard_view import health, placed_by_rank
-from edgelink.roles.nodes import Nodes
 from edgelink.roles.recorder import noted
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, pretend
@@ -53,44 +52,35 @@ def record(*attempts: dict[str, Any], run_id: str = "r", command: str = "train.p
     return {"run_id": run_id, "command": command, "attempts": list(attempts)}
 
 
-class RayAccess:
-    user_uid = 1000
-
-    async def prepare(self) -> None:
-        pass
-
-    def command_environment(self) -> dict[str, str]:
-        return {}
-
-
 class World(Head):
     """A head, a relay, one edge in Ray, one never seen."""
 
     def __init__(self, directory: Path, config: Config | None = None) -> None:
-        super().__init__(directory)
-        if config is not None:
-            self.node.config = config
-        self.dashboard = Dashboard(self.node, self.runs, Nodes(self.node, self.runs), RayAccess())
+        super().__init__(directory, config=config)
+        self.dashboard = self.node.page
         self.members = [member("10.10.0.2", 0), replace(member("10.10.0.3", 1), cpus=4.0)]
-        self.enrol(RELAY, CLOUD.model_copy(update={"node_id": self.node.key.node_id}), EDGE_1, EDGE_2)
+        self.enrol(RELAY, self.own, EDGE_1, EDGE_2)
         self.runs.ray_members_changed(self.members)
         self.tell(EDGE_1.node_id)
         pretend(self.node.board, phase=Phase.READY)
         self.dashboard.look()
 
     def tell(self, node_id: str, *conditions: ConditionReport, online: bool = True) -> None:
-        self.registry.statuses[node_id] = NodeStatus(node_id=node_id, online=online, conditions=conditions)
+        self.statuses[node_id] = NodeStatus(node_id=node_id, online=online, conditions=conditions)
+
+    @property
+    def newest(self) -> Any:
+        assert self.dashboard.feed.newest is not None
+        return self.dashboard.feed.newest
 
     @property
     def rows(self) -> dict[str, Any]:
-        assert self.dashboard.feed.newest is not None
-        return {row["hostname"]: row for row in self.dashboard.feed.newest["nodes"].values()}
+        return {row["hostname"]: row for row in self.newest["nodes"].values()}
 
     @property
     def events(self) -> list[str]:
         self.dashboard.look()
-        assert self.dashboard.feed.newest is not None
-        return [event["text"] for event in self.dashboard.feed.newest["events"]]
+        return [event["text"] for event in self.newest["events"]]
 
     @property
     def of_runs(self) -> list[str]:
@@ -114,8 +104,7 @@ def test_every_node_is_shown_with_how_it_is(world: World) -> None:
     }
     assert (rows["relay"]["is_relay"], rows["relay"]["node_rank"]) == (True, None)
     assert "`edgelink edge`" in rows["edge-2"]["wrong"][0]
-    newest = world.dashboard.feed.newest
-    assert newest is not None
+    newest = world.newest
     assert (newest["head"]["nodes"], newest["head"]["alive"], newest["head"]["cpus"]) == (3, 2, 4.0)
     assert set(newest["measures"][EDGE_1.node_id].values()) == {None}, "nothing was measured yet"
 
@@ -123,14 +112,14 @@ def test_every_node_is_shown_with_how_it_is(world: World) -> None:
 def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: World) -> None:
     """It knows the directory before it knows who is online and in Ray. Once it is ready it knows."""
     pretend(world.node.board, phase=Phase.STARTING)
-    starting = Dashboard(world.node, world.runs, Nodes(world.node, world.runs), RayAccess())
+    starting = Dashboard(world.node, world.runs, world.node.nodes, world.node.ray)
 
     def healths() -> list[str]:
         starting.look()
         assert starting.feed.newest is not None
         return [row["health"] for row in starting.feed.newest["nodes"].values() if row["hostname"].startswith("edge")]
 
-    world.registry.statuses.clear()
+    world.statuses.clear()
     world.runs.members = []
     assert healths() == ["coming", "coming"]
     world.runs.members = world.members
@@ -168,10 +157,9 @@ async def test_a_lost_ping_is_no_relay_that_is_away(world: World, monkeypatch: p
         for _ in found:
             await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
             world.dashboard.look()
-        assert world.dashboard.feed.newest is not None
-        return world.dashboard.feed.newest["measures"][RELAY.node_id]["rtt_ms"]
+        return world.newest["measures"][RELAY.node_id]["rtt_ms"]
 
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.parts, "ping", ping)
     assert await measured(9.0, None, 9.0, None, None) == 9.0
     assert (world.events, world.rows["relay"]["health"]) == ([], "ok")
     assert await measured(None) is None
@@ -192,10 +180,9 @@ async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: 
         for _ in found:
             await world.dashboard._ping(asyncio.Semaphore(1), EDGE_1.node_id, EDGE_1.overlay_ip)
         world.dashboard.look()
-        assert world.dashboard.feed.newest is not None
-        return world.rows["edge-1"]["health"], world.dashboard.feed.newest["measures"][EDGE_1.node_id]["loss"] or 0.0
+        return world.rows["edge-1"]["health"], world.newest["measures"][EDGE_1.node_id]["loss"] or 0.0
 
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.parts, "ping", ping)
     assert await health_after(".x.x.") == ("ok", 0.0)
     assert await health_after("x.....") == ("warning", 0.273)
     assert "pings" in world.rows["edge-1"]["wrong"][-1]
@@ -214,8 +201,7 @@ def test_a_paused_node_counts_down_on_the_page(world: World) -> None:
     assert datetime.fromisoformat(row["given_up_at"]) > now
     world.dashboard.look()
     assert world.rows["edge-1"] == row
-    newest = world.dashboard.feed.newest
-    assert newest is not None
+    newest = world.newest
     assert newest["head"]["alive"] == 1
     assert [(each["hostname"], each["until"]) for each in newest["outages"].values()] == [("edge-1", None)]
     give(world.node.board, paused={})
@@ -248,7 +234,7 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
     async def no_answer(*_: object, payload_bytes: int) -> None:
         return None
 
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", no_answer)
+    monkeypatch.setattr(world.node.parts, "ping", no_answer)
     for _ in range(3):
         await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
     assert world.events == ["relay is away"]
@@ -263,8 +249,7 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
     measuring.cancel()
     assert world.events == ["relay is away", "cloud: OverlayUp is False"]
     assert world.rows["relay"]["health"] == "away"
-    assert world.dashboard.feed.newest is not None
-    assert world.dashboard.feed.newest["measures"][RELAY.node_id]["loss"] is None
+    assert world.newest["measures"][RELAY.node_id]["loss"] is None
 
 
 async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
@@ -282,8 +267,7 @@ async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         await world.requests.note_metrics(ROOT, {"run_id": "r", "points": [{"step": 1, "values": {"return": "NaN"}}]})
     world.dashboard.look()
-    newest = world.dashboard.feed.newest
-    assert newest is not None
+    newest = world.newest
     assert newest["run"] is not None
     assert (newest["run"]["in_progress"], newest["run"]["metric_names"]) == (True, ["return"])
     assert [(point["step"], point["values"]) for point in newest["points"]] == [
@@ -304,8 +288,7 @@ async def test_the_time_left_is_known_of_a_step_file_alone(world: World) -> None
         await world.requests.note(ROOT, {"record": record(ONE | {"step": f"{100 + seconds // 2}/400"})})
         world.dashboard.look()
         world.clock.block(20)
-    assert world.dashboard.feed.newest is not None
-    run = world.dashboard.feed.newest["run"]
+    run = world.newest["run"]
     assert run is not None
     assert (run["step"], run["total_steps"], run["steps_per_s"]) == (120, 400, 0.5)
     await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
@@ -419,7 +402,7 @@ async def test_a_metered_node_is_asked_only_while_somebody_watches(
         return 1.0
 
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.parts, "ping", ping)
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = _no_ways  # type: ignore[method-assign]
     pretend(world.node.board, running=SimpleNamespace(lease=LEASE), metered=frozenset({EDGE_1.node_id}))
@@ -459,7 +442,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         return 12.34 if str(target) == "10.10.0.3" else None
 
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.parts, "ping", ping)
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = ways  # type: ignore[method-assign]
     pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
@@ -468,8 +451,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.dashboard.run())
         await clock.advance(1)
-        assert world.dashboard.feed.newest is not None
-        measures = world.dashboard.feed.newest["measures"]
+        measures = world.newest["measures"]
         known = {"rtt_ms": 12.3, "loss": 0.0, "received": "1.00 MB", "sent": None}
         assert measures[EDGE_1.node_id] == known | {"received_now": None, "sent_now": None}
         assert measures[RELAY.node_id]["loss"] == 0.0, "so is one, of which nothing is told"
@@ -478,11 +460,11 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         way["received"] = "2.00 MB"
         await clock.advance(4)
         assert world.rows["relay"]["health"] == "away"
-        measures = world.dashboard.feed.newest["measures"]
+        measures = world.newest["measures"]
         assert measures[EDGE_1.node_id]["received_now"] == {"bytes_per_s": 250_000, "is_less": False}
         assert world.rows["edge-2"]["health"] == "away"
         world.tell(EDGE_2.node_id)
-        give(world.node.board, statuses=Table({}, 1))
+        give(world.node.board, statuses=Table(world.statuses, revision=2))
         await clock.advance(2)
         assert world.rows["edge-2"]["health"] == "trouble"
         running.cancel()
@@ -495,11 +477,11 @@ async def test_of_who_leaves_while_it_is_pinged_nothing_is_kept(world: World, mo
     """Its answer comes too late: nobody would ever forget it."""
 
     async def ping(_target: IPv4Address, _timeout_s: float, *, payload_bytes: int) -> float:
-        world.enrol(RELAY, CLOUD.model_copy(update={"node_id": world.node.key.node_id}), EDGE_1)
+        world.enrol(RELAY, world.own, EDGE_1)
         world.dashboard.look()
         return 1.0
 
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.parts, "ping", ping)
     address = EDGE_2.overlay_ip
     await world.dashboard._ping(asyncio.Semaphore(1), EDGE_2.node_id, address)
     assert EDGE_2.node_id not in world.dashboard.history.rtts

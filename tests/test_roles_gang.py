@@ -32,7 +32,7 @@ def head(tmp_path: Path) -> Head:
 
 def tell(head: Head, found: DirectoryEntry, *, online: bool = True, **labels: str) -> None:
     status = NodeStatus(node_id=found.node_id, online=online, labels=labels)
-    head.registry.statuses[found.node_id] = status
+    head.statuses[found.node_id] = status
 
 
 async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_run(head: Head, words: Words) -> None:

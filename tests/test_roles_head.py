@@ -27,6 +27,6 @@ async def test_a_daemon_that_is_asked_to_end_leaves_the_lock_to_the_next_one(tmp
     """The run's request is closed by the daemon's end and not by the run."""
     paths, clock = Paths(tmp_path / "state", tmp_path / "run"), FakeClock()
     daemon = Head(Config(), paths, clock, ThisMachine(), None)
-    with daemon._runs.lock.held_by(Caller(os.getpid(), 0, 0)):
+    with daemon.runs.lock.held_by(Caller(os.getpid(), 0, 0)):
         daemon.stop_request.request()
     assert Head(Config(), paths, clock, ThisMachine(), None).conditions.is_true("DriverRunning")

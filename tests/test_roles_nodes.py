@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+from head_world import EDGE_1, EDGE_2, ROOT, Head, first, member
 from telling import Words, refuses
 from test_inside import spec
 
@@ -20,7 +20,6 @@ from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import ConditionReport, NodeStatus
-from edgelink.roles.nodes import Nodes
 from edgelink.testing.facts import give
 from edgelink.testing.schema import deviations
 
@@ -32,7 +31,7 @@ class World(Head):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.view = Nodes(self.node, self.runs)
+        self.view = self.node.nodes
         give(self.node.board, versions=Versions("2.60.0", "3.11.7", {"torch": "2.5.1"}))
         self.ways: list[dict[str, Any]] = []
         self.node.parts.ways = self._ways  # type: ignore[method-assign]
@@ -40,7 +39,7 @@ class World(Head):
             replace(member("10.10.0.2", 0), cpus=8.0),
             replace(member("10.10.0.3", 1, accelerators=2), cpus=4.0),
         ]
-        self.enrol(CLOUD.model_copy(update={"node_id": self.node.key.node_id}), EDGE_1, EDGE_2)
+        self.enrol(self.own, EDGE_1, EDGE_2)
         self.runs.ray_members_changed(self.members)
 
     async def _ways(self) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ class World(Head):
 
     def tell(self, node_id: str, *conditions: ConditionReport, **values: Any) -> None:
         told = {"node_id": node_id, "online": True, "conditions": conditions, "ray_version": "2.60.0"}
-        self.registry.statuses[node_id] = NodeStatus(**(told | {"python_version": "3.11.7", **values}))
+        self.statuses[node_id] = NodeStatus(**(told | {"python_version": "3.11.7", **values}))
 
     async def rows(self) -> dict[str, dict[str, Any]]:
         return {node["hostname"]: node for node in (await self.view.list(ROOT, {}))["nodes"]}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import Disk
-from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, first, member
+from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, entry, first, member
 from stopping import stop_request
 from telling import Words, refuses
 
@@ -25,6 +25,7 @@ from edgelink.registry.payloads import NodeStatus
 from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
+from edgelink.testing.facts import give
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head, words: W
 async def test_the_devices_of_all_nodes_are_told(head: Head) -> None:
     """By each node's own daemon."""
     head.enrol(CLOUD, EDGE_1)
-    head.registry.statuses[EDGE_1.node_id] = NodeStatus(node_id=EDGE_1.node_id, online=True, device="et7")
+    head.statuses[EDGE_1.node_id] = NodeStatus(node_id=EDGE_1.node_id, online=True, device="et7")
     head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
@@ -200,7 +201,6 @@ async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: 
     """No process of it can be seen from here: what it asks for and tells is its own, and nobody else's."""
     head.enrol(CLOUD)
     head.runs.ray_members_changed([member("10.10.0.2", 0)])
-    head.use(FreshRay())
     unseen, other_user, seen = Caller(0, 1000, 1000), Caller(0, 0, 0), Caller(os.getpid(), os.geteuid(), 0)
     record, other_record = {"run_id": "r", "command": "train"}, {"run_id": "s", "command": "train"}
     metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
@@ -399,20 +399,10 @@ async def test_a_run_is_told_of_a_death_that_was_over_before_anybody_looked(head
     assert all(node["ready"] for node in after["nodes"])
 
 
-class FreshRay(Ray):
-    """One of a daemon that has just started: whom it runs as is not known yet."""
-
-    user_uid = 0
-
-    async def prepare(self) -> None:
-        self.user_uid = 1000
-
-
 async def test_rays_user_gets_its_run_back_in_a_daemons_first_moments(head: Head) -> None:
     """A refusal would be the last word to a command that takes up its lock again."""
     head.enrol(CLOUD)
     head.runs.ray_members_changed([member("10.10.0.2", 0)])
-    head.use(FreshRay())
     async with aclosing(head.run(caller=Caller(os.getpid(), 1000, 1000), running=True)) as events:  # type: ignore[type-var]
         await first(events, "granted")
     with refuses(UsageError, reason="PermissionDenied"):
@@ -433,7 +423,6 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
     """A list without the head itself is none; where the head's Ray has ended nothing is left to be asked."""
     head.enrol(CLOUD, EDGE_1)
     cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
-    ray = head.ray
 
     def known() -> list[bool]:
         return [node.ray_known for node in head.runs.nodes()]
@@ -443,9 +432,9 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
     assert known() == [True, True]
     head.runs.ray_members_changed([replace(cloud, alive=False), edge])
     assert known() == [False, False]
-    ray.has_ended = True
+    head.node.local_ray.adopt()
     assert known() == [True, True]
-    head.registry.directory, ray.has_ended = None, False
+    give(head.node.board, directory=None)
     assert known() == [False]
 
 
@@ -457,7 +446,7 @@ async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
         await first(events, "granted")
         head.runs.ray_members_changed([])
         unknown = await first(events, "nodes")
-        head.ray.has_ended = True
+        head.node.local_ray.adopt()
         ended = await first(events, "nodes")
     assert [unknown["nodes"][0]["ray_known"], ended["nodes"][0]["ray_known"]] == [False, True]
 

@@ -170,7 +170,7 @@ def test_the_page_of_a_network(state: State, words: Words, tmp_path: Path) -> No
     async def look(sim: Sim) -> None:
         head = sim.boxes[1].daemon
         assert isinstance(head, Head)
-        snapshot, at_ms = json.dumps(head._page.feed.newest), 1000 * sim.clock.now().timestamp()
+        snapshot, at_ms = json.dumps(head.page.feed.newest), 1000 * sim.clock.now().timestamp()
         said = answer_of(tmp_path, _PAGE.format(snapshot=snapshot, at_ms=at_ms))
         words.on("page", without_times("\n".join(said)))
 

@@ -223,21 +223,6 @@ class RegistryClient:
         return self._session.address
 
     @property
-    def directory(self) -> Directory | None:
-        """Who holds which lease, as far as this node is told."""
-        return self.documents.directory
-
-    @property
-    def cluster_spec(self) -> ClusterSpec | None:
-        """The head's newest word of the Ray cluster."""
-        return self.documents.cluster_spec
-
-    @property
-    def statuses(self) -> dict[str, NodeStatus]:
-        """The newest status of each node; on the relay and the head only, empty elsewhere."""
-        return self._statuses.statuses
-
-    @property
     def ignored_messages(self) -> int:
         return self.refusals.total
 
@@ -343,9 +328,10 @@ class RegistryClient:
         known = [*self._membership.addresses]
         if self._served_by in known:
             known.insert(0, self._served_by)
-        if self.directory is not None and self._known.overlay_is_up:
-            for entry in self.directory.relay_entries:
-                relay = self.directory.relays.get(entry.node_id)
+        directory = self.documents.directory
+        if directory is not None and self._known.overlay_is_up:
+            for entry in directory.relay_entries:
+                relay = directory.relays.get(entry.node_id)
                 if relay is None or entry.node_id == self._node_id:
                     continue
                 ports = {split_address(address)[1] for address in relay.broker_addresses}
@@ -499,7 +485,8 @@ class RegistryClient:
         if status is None or not status.online or status.instance is None:
             return
         if self._alternation.note(node_id, status.instance, self._clock.monotonic_s()):
-            names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
+            directory = self.documents.directory
+            names = {entry.node_id: entry.hostname for entry in directory.entries} if directory else {}
             found = self._alternation.alternated().items()
             self._put_alternations(tuple((names.get(other, other), at_s) for other, at_s in found))
 

@@ -92,8 +92,8 @@ class AdditionalRelay(Member):
 
     async def _tell_addresses(self) -> None:
         """A relay that moved says so by enrolling again; without a token a person is told."""
-        assert self.registry is not None
-        told = self.registry.directory.relays.get(self.key.node_id) if self.registry.directory else None
+        directory = self.board.facts.directory
+        told = directory.relays.get(self.key.node_id) if directory else None
         if told is None or told == self._addresses:
             return
         if self._enrolment is None:

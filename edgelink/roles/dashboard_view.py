@@ -30,28 +30,25 @@ class View:
 
     def rows(self, ways: Ways, silent: frozenset[str]) -> dict[str, NodeRow]:
         """Every node of the network, by id. ``silent``: ids of those that answer no ping any more."""
-        registry = self._node.registry
-        directory = registry.directory if registry else None
-        if registry is None or directory is None:
+        facts = self._node.board.facts
+        if facts.directory is None:
             return {}
         found = self._nodes.rows(ways)
         ranked = {row["node_id"]: row for row in found if row["node_id"] is not None}
         placed = placed_by_rank(self._runs.lock.placement)
         rows = {}
-        for entry in directory.entries:
+        for entry in facts.directory.entries:
             row = ranked.get(entry.node_id)
             if row is None:
-                row = self._without_rank(entry, registry.statuses.get(entry.node_id), ways, silent)
+                row = self._without_rank(entry, facts.statuses.rows.get(entry.node_id), ways, silent)
             rows[entry.node_id] = node_row(entry, row, placed.get(row["node_rank"], []), self._node.clock.now())
         return rows
 
     def conditions(self) -> dict[str, tuple[ConditionReport, ...]]:
         """As each node states them, this one included; of those that are away their last word."""
-        registry = self._node.registry
-        statuses = dict(registry.statuses) if registry else {}
         own = tuple(ConditionReport.of(condition) for condition in self._node.conditions)
         return {
-            **{node_id: status.conditions for node_id, status in statuses.items()},
+            **{node_id: status.conditions for node_id, status in self._node.board.facts.statuses.rows.items()},
             self._node.key.node_id: own,
         }
 

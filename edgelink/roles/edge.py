@@ -26,24 +26,26 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
 class Edge(Node):
     """An edge's daemon."""
 
+    ray: RayEdgeReconciler
+
     def __init__(
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self.ray = self._edge_ray = RayEdgeReconciler(
+        self.ray = RayEdgeReconciler(
             self.ray_inputs(),
             lease=self.lease_for_ray,
             overlay_ready=self.is_overlay_ready,
             cluster_spec=lambda: self.board.facts.cluster_spec,
         )
-        self._verbs = EdgeRay(self, self._edge_ray)
+        self._verbs = EdgeRay(self, self.ray)
 
     def occupants(self) -> Occupants:
-        return RayOccupants(self._edge_ray)
+        return RayOccupants(self.ray)
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
-        yield environment_route(self._edge_ray)
+        yield environment_route(self.ray)
         yield self._verbs.route()
 
     def named_nodes(self) -> set[str]:

@@ -39,7 +39,7 @@ class EdgeRay:
         await require_ray_user(caller, self._ray)
         if not body.get("force"):
             self.refuse_in_use()
-        spec = self._node.registry.cluster_spec if self._node.registry else None
+        spec = self._node.board.facts.cluster_spec
         if spec is None or not spec.ray_wanted:
             raise RayClusterError(
                 "the head has no Ray that this node could join" if spec else "the head has published no cluster yet",

@@ -34,7 +34,7 @@ class Gang:
 
     @property
     def _directory(self) -> Directory | None:
-        return self._node.registry.directory if self._node.registry else None
+        return self._node.board.facts.directory
 
     def wait(
         self,
@@ -100,8 +100,8 @@ class Gang:
 
         def closed() -> list[str]:
             entries = [entry for entry, rank in self._runs.ranks() if not count or rank < count]
-            registry = self._node.registry
-            return still_closed(entries, self._node.board.facts.cluster_spec, registry.statuses if registry else {})
+            facts = self._node.board.facts
+            return still_closed(entries, facts.cluster_spec, facts.statuses.rows)
 
         def told() -> list[str]:
             return closed() if self._node.clock.monotonic_s() - begun_s >= _WONDERS_AFTER_S else []
@@ -153,8 +153,7 @@ class Gang:
 
     def known_labels(self) -> Mapping[str, Mapping[str, str]]:
         """Of every node that was online since this daemon started: who is away does not tell them."""
-        registry = self._node.registry
-        for status in registry.statuses.values() if registry else ():
+        for status in self._node.board.facts.statuses.rows.values():
             if status.online:
                 self._labels[status.node_id] = status.labels
         return self._labels

@@ -74,13 +74,15 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
 class Head(Node):
     """A head's daemon: beside what every node has, Ray's head, the runs and the page."""
 
+    ray: RayHeadReconciler
+
     def __init__(
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self._runs = runs = Runs(self)
-        self._nodes = Nodes(self, runs)
-        self.ray = self._head_ray = ray = RayHeadReconciler(
+        self.runs = runs = Runs(self)
+        self.nodes = Nodes(self, runs)
+        self.ray = ray = RayHeadReconciler(
             self.ray_inputs(),
             lease=self.lease_for_ray,
             overlay_ready=self.is_overlay_ready,
@@ -94,50 +96,50 @@ class Head(Node):
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
             edges_open_to=runs.edges_open_to,
         )
-        self._run_requests = RunRequests(runs, ray, config.overlay.kind)
+        self.run_requests = RunRequests(runs, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, ray, clock)
         self._verbs = ClusterRay(self, runs, ray)
-        self._page = Dashboard(self, runs, self._nodes, ray)
+        self.page = Dashboard(self, runs, self.nodes, ray)
 
     def occupants(self) -> Occupants:
-        return RayOccupants(self._head_ray, self._runs)
+        return RayOccupants(self.ray, self.runs)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         super().start_more(tasks)
-        tasks.create_task(self._runs.lock.run(), name="run-lock")
+        tasks.create_task(self.runs.lock.run(), name="run-lock")
         tasks.create_task(self._news.run(), name="node-news")
         pauses = run_part(self._pauses, self.board, self.conditions, self.clock)
         tasks.create_task(pauses, name=self._pauses.name)
-        tasks.create_task(self._page.run(), name="web")
+        tasks.create_task(self.page.run(), name="web")
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
-        yield from self._run_requests.routes()
+        yield from self.run_requests.routes()
         yield stream_route("POST", "/reports", self.gather_reports)
-        yield environment_route(self._head_ray)
-        yield heard_route(self._head_ray)
+        yield environment_route(self.ray)
+        yield heard_route(self.ray)
         yield from self._verbs.routes()
-        yield from self._page.routes()
-        yield from self._nodes.routes()
+        yield from self.page.routes()
+        yield from self.nodes.routes()
 
     def _publish(self, spec: ClusterSpec) -> None:
         if self.registry is not None:
             self.registry.publish_cluster(self.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def _gone(self) -> set[str]:
-        members = (entry.node_id for entry, _ in self._runs.ranks())
+        members = (entry.node_id for entry, _ in self.runs.ranks())
         return put_out(members, self.board.facts.network.state)
 
     def before_end(self) -> None:
-        self._runs.lock.keep()
+        self.runs.lock.keep()
 
     def samples(self) -> Iterator[Sample]:
         yield from super().samples()
-        yield from self._nodes.samples()
+        yield from self.nodes.samples()
 
     def sample(self) -> dict[str, Any]:
-        return {**super().sample(), "run": self._runs.moment(), "ray_alive": self._runs.ray_alive()}
+        return {**super().sample(), "run": self.runs.moment(), "ray_alive": self.runs.ray_alive()}
 
     def details(self) -> dict[str, Any]:
-        return {**super().details(), "run": self._runs.record}
+        return {**super().details(), "run": self.runs.record}

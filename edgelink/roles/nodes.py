@@ -115,13 +115,11 @@ class Nodes:
         yield {"event": "done", "totals": totals(self._runs.nodes())}
 
     def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: Mapping[str, Any] | None) -> dict[str, Any]:
-        registry = self._node.registry
+        facts = self._node.board.facts
         is_own = entry is not None and entry.node_id == self._node.key.node_id
         status: NodeStatus | None = None
-        if is_own:
-            status = self._node.board.facts.node_status
-        elif entry is not None and registry is not None:
-            status = registry.statuses.get(entry.node_id)
+        if entry is not None:
+            status = facts.node_status if is_own else facts.statuses.rows.get(entry.node_id)
         return {
             "hostname": node.hostname,
             "node_id": entry.node_id if entry else None,
@@ -147,7 +145,7 @@ class Nodes:
             "labels": status.labels if status else {},
             "open_ports": list(status.open_ports) if status else [],
             "versions": _versions(status),
-            "wrong": wrong(node, status) + too_old(self._node.board.facts.cluster_spec, entry, status),
+            "wrong": wrong(node, status) + too_old(facts.cluster_spec, entry, status),
         }
 
 

@@ -28,7 +28,7 @@ def knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | N
         ranges = wanted_ranges(node.config) if trainings is None else trainings
         more = [int(port) for port in body.get("ports", ())]
         asked, not_asked = asked_ports(node.config, more, ports.listeners(), ranges)
-        if node.membership is None or node.registry is None or node.registry.directory is None:
+        if node.membership is None or node.board.facts.directory is None:
             raise KnockError("this node knows no relay yet", hint="`edgelink status` says what it waits for")
         servers = one_a_host(node.membership.secrets.stun_servers)
         if not servers:
@@ -65,7 +65,7 @@ def member_knocker(relay: Member) -> Knocker:
     assert relay.membership is not None
 
     def verify_key_of(node_id: str) -> str | None:
-        directory = relay.registry.directory if relay.registry else None
+        directory = relay.board.facts.directory
         entry = directory.entry(node_id) if directory else None
         return entry.verify_key if entry else None
 
@@ -80,7 +80,7 @@ def member_knocker(relay: Member) -> Knocker:
 
 def relay_keys(node: Member) -> Callable[[str], str | None]:
     """The public key of a relay by its node id; None for anybody else."""
-    directory = node.registry.directory if node.registry else None
+    directory = node.board.facts.directory
     known = {entry.node_id: entry.verify_key for entry in directory.relay_entries} if directory else {}
     return known.get
 

@@ -148,11 +148,8 @@ class Runs:
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
-        registry = self._node.registry
-        wanted = rank_map(registry.directory if registry else None, self.lock.nodes)
-        if registry is not None:
-            wanted = keeping_addresses(wanted, self._ranks, self._node.board.facts.waiting)
-        self._ranks = wanted
+        facts = self._node.board.facts
+        wanted = self._ranks = keeping_addresses(rank_map(facts.directory, self.lock.nodes), self._ranks, facts.waiting)
         in_use = self.lock.ranks
         if in_use is None:
             return wanted
@@ -250,12 +247,11 @@ class Runs:
     def nodes(self, count: int = 0) -> list[NodeReadiness]:
         """How far the node of each of the first ``count`` ranks (0: all) has come; before the directory is there, this
         one alone. Of the ranks above everybody's, only the first are told."""
-        registry = self._node.registry
-        if registry is None or registry.directory is None:
+        facts, now_s, report = self._node.board.facts, self._node.clock.monotonic_s(), []
+        if (directory := facts.directory) is None:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
-        statuses, alive, ray_known = registry.statuses, self.alive(), self._ray_known
-        facts, now_s, report = self._node.board.facts, self._node.clock.monotonic_s(), []
+        statuses, alive, ray_known = facts.statuses.rows, self.alive(), self._ray_known
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
             if (entry := entries.get(rank)) is None:
@@ -272,7 +268,7 @@ class Runs:
                 pause=facts.paused.get(node_id),
                 is_silent=entry.hostname in facts.silent,
                 may_be_back=node_id not in facts.stopped,
-                has_left=facts.directory is not None and node_id in facts.directory.left,
+                has_left=node_id in directory.left,
             )
             ready = readiness(known)
             if ready.state == "paused" and (pause := known.pause) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edgelink.clock import Clock
@@ -12,6 +13,7 @@ from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.outgoing import Outbox
+from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
 from edgelink.testing.facts import GivenBoard, board_with
 
 ADMITTED = Admission(may_start=True, is_accepted=True)
@@ -32,6 +34,21 @@ class LoneClient(RegistryClient):
     @property
     def facts(self) -> Facts:
         return self.board.facts
+
+    @property
+    def directory(self) -> Directory | None:
+        """Who holds which lease."""
+        return self.facts.directory
+
+    @property
+    def cluster_spec(self) -> ClusterSpec | None:
+        """The head's newest word."""
+        return self.facts.cluster_spec
+
+    @property
+    def statuses(self) -> Mapping[str, NodeStatus]:
+        """The newest status of each node."""
+        return self.facts.statuses.rows
 
     def reload(self) -> None:
         """Nobody renews the membership beside the test."""

@@ -18,7 +18,7 @@ from edgelink.registry.payloads import ConditionReport
 from edgelink.roles.dashboard import _REST_S
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from head_world import CLOUD, EDGE_1, member
+from head_world import EDGE_1, member
 from test_roles_dashboard import RELAY, World
 
 NODES = 500
@@ -72,7 +72,7 @@ def test_a_head_of_500_nodes_notices_in_time(figures: Figures, tmp_path: Path) -
         about = {"node_id": letters.ljust(26, "a"), "hostname": f"arm-{number}", "preferred_rank": number}
         entries.append(EDGE_1.model_copy(update={**about, "overlay_ip": IPv4Address(address)}))
         members.append(member(address, number))
-    world.enrol(RELAY, CLOUD.model_copy(update={"node_id": world.node.key.node_id}), *entries)
+    world.enrol(RELAY, world.own, *entries)
     told = [ConditionReport(type=name, status=Status.TRUE, reason="R", message="as it should be") for name in TOLD]
     for entry in entries:
         world.tell(entry.node_id, *told)
