@@ -30,7 +30,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
-from edgelink.testing import eventually, reserved_port
+from edgelink.testing import beside, eventually, reserved_port
 from edgelink.testing.registry_client import LoneClient
 from edgelink.testing.registry_service import LoneService
 
@@ -152,11 +152,6 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
-        task = asyncio.create_task(self.client.run())
-        try:
+        async with beside(self.client.run()):
             await soon(lambda: self.client.directory is not None)
             yield self
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task

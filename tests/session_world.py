@@ -1,32 +1,26 @@
-"""A registry without its service, and a node that follows what is said in its name."""
+"""A registry without its service, and the client of a node that follows what is said in its name.
+
+A bench of the client alone: what it believes, sends again and gives up, whoever speaks. A story in a :class:`sim.Sim`
+has a registry that tells the truth, and daemons that hide what one session does.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from registry_world import ADDRESSES, World
 
-from edgelink.conditions import ConditionSet
-from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import (
-    ClusterMember,
-    ClusterSpec,
-    Envelope,
-    NodeStatus,
-    Payload,
-    Role,
-)
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, Envelope, NodeStatus, Payload, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
-from edgelink.state_files import StateFiles
-from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside
 from edgelink.testing.registry_client import LoneClient
 
 
@@ -48,7 +42,16 @@ class Network:
         self.broker.publish(Message(topic, payload.model_dump_json().encode(), retain=True))
 
     def say_directory(self) -> None:
-        self.say(self.topics.directory, self.world.authority.directory())
+        self.say(self.topics.directory, self.directory)
+
+    @property
+    def directory(self) -> Envelope:
+        return self.world.authority.directory()
+
+    def restore(self) -> None:
+        """The registry comes back from its backup."""
+        by = next(iter(self.world.store.leases())).node_id
+        self.world.store.note_restoration(by, keep_addresses=True)
 
     def spec(self, key: NodeKey, membership: Membership, epoch: int = 1, incarnation: str = "one") -> Envelope:
         lease = membership.lease
@@ -72,39 +75,18 @@ class Network:
         return [NodeStatus.model_validate_json(m.payload) for m in self.broker.published if m.topic == topic]
 
 
-class Follower:
-    """A client and its clock."""
+class Follower(LoneClient):
+    """A client with a clock of its own."""
 
-    def __init__(self, network: Network, key: NodeKey, membership: Membership, cache: Path | None = None) -> None:
+    def __init__(self, network: Network, key: NodeKey, membership: Membership, **more: Any) -> None:
         self.clock = FakeClock()
-        self.files = StateFiles(ConditionSet(self.clock, [], [StateFiles.condition]))
-        self.on_disk = membership
-        self.easytier_deaths = Inbox()
-        self.client = LoneClient(
-            membership,
-            key,
-            self.clock,
-            cache=cache,
-            files=self.files,
-            store=self,
-            transport=network.transport,
-            easytier_deaths=self.easytier_deaths,
-        )
-        self.board = self.client.board
-
-    def reload(self) -> None:
-        self.board.given(membership=self.on_disk)
+        super().__init__(membership, key, self.clock, transport=network.transport, **more)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[LoneClient]:
-        task = asyncio.create_task(self.client.run())
-        await self.clock.advance(0)
-        try:
-            yield self.client
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    async def running(self) -> AsyncIterator[Follower]:
+        async with beside(self.run()):
+            await self.clock.advance(0)
+            yield self
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_watch import HeardLease
 from edgelink.registry.payloads import Directory, Role
 from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, Message
-from edgelink.testing import FakeClock
 from edgelink.testing.memory_transport import MemorySession
-from edgelink.testing.registry_client import LoneClient
 
 
 @pytest.mark.parametrize("spec_first", [True, False])
@@ -165,13 +163,15 @@ async def test_refused_credentials(network: Network) -> None:
 async def test_client_id_is_steady_and_not_guessable(network: Network) -> None:
     """The client id is the same at each connect, so that a half-open one ends; and says nothing of the password."""
     key, membership = network.member("edge-1")
-    first, second = (Follower(network, key, membership).client._login() for _ in range(2))
+    first, second = (Follower(network, key, membership)._login() for _ in range(2))
     assert first.client_id == second.client_id
     assert len(first.client_id) == 23  # what MQTT 3.1.1 brokers have to accept
     assert membership.secrets.broker_password not in first.client_id
 
 
-async def test_a_renewed_membership_is_taken_up_without_a_restart(network: Network) -> None:
+async def test_a_renewed_membership_is_taken_up_without_a_restart(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`edgelink join` beside a running daemon gives the node a new password: the daemon reads it and goes on."""
     key, membership = network.member("edge-1")
     follower = Follower(network, key, membership)
@@ -180,7 +180,8 @@ async def test_a_renewed_membership_is_taken_up_without_a_restart(network: Netwo
     async with follower.running() as client:
         await follower.clock.advance(10)
         assert isinstance(client.facts.session.error, RegistryAuthError)
-        follower.on_disk = membership.model_copy(update={"secrets": renewed_secrets})
+        renewed = membership.model_copy(update={"secrets": renewed_secrets})
+        monkeypatch.setattr(follower, "reload", lambda: follower.board.given(membership=renewed))
         await follower.clock.advance(20)
         assert client.is_connected
 
@@ -198,14 +199,37 @@ async def test_a_session_is_sought_where_it_was_first(network: Network) -> None:
         assert network.transport.dialled == [*ADDRESSES, ADDRESSES[1]]
 
 
+async def test_a_registry_that_was_replaced_is_left(network: Network) -> None:
+    """The other addresses are tried, until the right one is back."""
+    follower = Follower(network, *network.member("edge-1"))
+    old = network.directory
+    network.restore()
+    network.say_directory()
+    async with follower.running() as client:
+        assert client.is_connected
+        assert client.directory is not None
+        assert client.directory.generation == network.world.store.generation() > 0
+        network.say(network.topics.directory, old)
+        await follower.clock.advance(0)
+        assert not client.is_connected
+        assert client.facts.session.error is not None
+        assert client.facts.session.error.condition_reason == "RegistryReplaced"
+        tries = len(network.transport.dialled)
+        await follower.clock.advance(5)
+        assert ADDRESSES[0] in network.transport.dialled[tries:]
+        network.say_directory()
+        await follower.clock.advance(5)
+        assert client.is_connected
+
+
 async def test_a_registry_is_found_behind_another_relay(network: Network) -> None:
     """Nobody knows its new address, but the overlay leads there; only while the overlay is up."""
     relay = network.world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
     key, membership = network.member("edge-1")
     network.say_directory()
-    client = LoneClient(membership, key, FakeClock(), transport=network.transport)
+    client = Follower(network, key, membership)
     client.documents.directory = open_envelope(
-        network.world.authority.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key
+        network.directory, Kind.DIRECTORY, Directory, membership.registry_verify_key
     )
     assert client._addresses() == list(ADDRESSES)
     client.board.given(overlay_is_up=True)
@@ -214,10 +238,10 @@ async def test_a_registry_is_found_behind_another_relay(network: Network) -> Non
 
 async def test_who_pays_by_the_byte_shows_life_less_often_from_the_next_session_on(network: Network) -> None:
     edge = Follower(network, *network.member("edge-1"))
-    edge.client.board.given(is_metered=True)
+    edge.board.given(is_metered=True)
     async with edge.running():
         assert set(network.transport.keepalives_s) == {METERED_KEEPALIVE_S}
-        edge.client.board.given(is_metered=False)
+        edge.board.given(is_metered=False)
         network.broker.stop()
         await edge.clock.advance(0)
         network.broker.start()

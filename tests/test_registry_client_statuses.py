@@ -10,6 +10,7 @@ from session_world import Follower, Network, network, status  # noqa: F401
 from edgelink.registry.claims import Life, cloned
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.payloads import MAX_TEXT, NodeStatus, Role
+from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.transport import Message
 
 
@@ -118,6 +119,16 @@ GOOD_CONDITION = {
 }
 
 
+NODE_ID = "a" * 26
+
+
+def heard(*reports: dict[str, object]) -> tuple[list[bool], NodeStatus]:
+    """Which of them count as statuses of one node, and what is known of it then."""
+    board = StatusBoard()
+    told = [{"node_id": NODE_ID, "online": True, **report} for report in reports]
+    return [board.receive(NODE_ID, json.dumps(each).encode()) is not None for each in told], board.statuses[NODE_ID]
+
+
 @pytest.mark.parametrize(
     "conditions",
     [
@@ -130,70 +141,50 @@ GOOD_CONDITION = {
         [GOOD_CONDITION] * 65,
     ],
 )
-async def test_malformed_conditions_are_refused(network: Network, conditions: list[object]) -> None:
-    """Whoever reads a status later relies on its shape: another one is counted, and the last good one stays."""
-    head_key, head = network.member("cloud", Role.HEAD)
-    key, _ = network.member("edge-1")
-    follower = Follower(network, head_key, head)
-    topic = network.topics.status(key.node_id)
-    async with follower.running() as client:
-        for said in ([GOOD_CONDITION], conditions):
-            report = {"node_id": key.node_id, "online": True, "conditions": said}
-            network.broker.publish(Message(topic, json.dumps(report).encode()))
-            await follower.clock.advance(0)
-        assert client.ignored_messages == 1
-        (condition,) = client.statuses[key.node_id].conditions
-        assert condition.model_dump(include={"type", "reason", "message"}) == {
-            "type": "OverlayUp",
-            "reason": "DeviceDown",
-            "message": "et0 is down",
-        }
+def test_malformed_conditions_are_refused(conditions: list[object]) -> None:
+    """Whoever reads a status later relies on its shape: another one does not count, and the last good one stays."""
+    count, known = heard({"conditions": [GOOD_CONDITION]}, {"conditions": conditions})
+    assert count == [True, False]
+    (condition,) = known.conditions
+    assert condition.model_dump(include={"type", "reason", "message"}) == {
+        "type": "OverlayUp",
+        "reason": "DeviceDown",
+        "message": "et0 is down",
+    }
+
+
+def test_a_long_message_of_a_condition_is_cut() -> None:
+    """It may quote what some program printed: no reason not to know the rest."""
+    count, known = heard({"conditions": [GOOD_CONDITION | {"message": "m" * 100_000}]})
+    (condition,) = known.conditions
+    assert condition.message == "m" * MAX_TEXT
+    assert count == [True]
+
+
+@pytest.mark.parametrize("phase", ["", "P" * 65, 7])
+def test_a_malformed_phase_is_refused(phase: object) -> None:
+    """It is shown in every list of nodes."""
+    count, known = heard(*({"phase": said, "ray_version": "2" * 100_000} for said in ("Ready", phase)))
+    assert count == [True, False]
+    assert (known.phase, known.ray_version) == ("Ready", "2" * MAX_TEXT)
 
 
 async def test_ends_of_easytier_are_handed_on(network: Network) -> None:
     """Of every node, to an edge too, with the id of the node whose topic it was; what is not believed is counted."""
     key, membership = network.member("edge-1")
     other, _ = network.member("edge-2")
-    follower = Follower(network, key, membership)
+    deaths = Inbox()
+    follower = Follower(network, key, membership, easytier_deaths=deaths)
     async with follower.running():
         network.broker.publish(Message(network.topics.easytier(other.node_id), b"true"))
         await follower.clock.advance(0)
-        assert follower.easytier_deaths.take_all() == [(other.node_id, b"true")]
-
-
-async def test_a_long_message_of_a_condition_is_cut(network: Network) -> None:
-    """It may quote what some program printed: no reason not to know the rest."""
-    head_key, head = network.member("cloud", Role.HEAD)
-    key, _ = network.member("edge-1")
-    report = {"node_id": key.node_id, "online": True, "conditions": [GOOD_CONDITION | {"message": "m" * 100_000}]}
-    network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode(), retain=True))
-    async with Follower(network, head_key, head).running() as client:
-        (condition,) = client.statuses[key.node_id].conditions
-        assert condition.message == "m" * MAX_TEXT
-        assert client.ignored_messages == 0
-
-
-@pytest.mark.parametrize("phase", ["", "P" * 65, 7])
-async def test_a_malformed_phase_is_refused(network: Network, phase: object) -> None:
-    """It is shown in every list of nodes."""
-    head_key, head = network.member("cloud", Role.HEAD)
-    key, _ = network.member("edge-1")
-    follower = Follower(network, head_key, head)
-    async with follower.running() as client:
-        for said in ("Ready", phase):
-            report = {"node_id": key.node_id, "online": True, "phase": said, "ray_version": "2" * 100_000}
-            network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode()))
-            await follower.clock.advance(0)
-        assert client.ignored_messages == 1
-        assert client.statuses[key.node_id].phase == "Ready"
-        assert client.statuses[key.node_id].ray_version == "2" * MAX_TEXT
+        assert deaths.take_all() == [(other.node_id, b"true")]
 
 
 async def test_a_message_that_breaks_what_takes_it_is_passed_over(network: Network) -> None:
     """Whatever it is that nobody has thought of: another node says it, and every daemon of the network would end."""
     key, membership = network.member("edge-1")
     other, _ = network.member("edge-2")
-    follower = Follower(network, key, membership)
 
     class Broken(Inbox):
         def put(self, node_id: str, payload: bytes) -> None:
@@ -201,7 +192,8 @@ async def test_a_message_that_breaks_what_takes_it_is_passed_over(network: Netwo
             if payload == b"poison":
                 raise ZeroDivisionError
 
-    follower.client._easytier_deaths = broken = Broken()
+    broken = Broken()
+    follower = Follower(network, key, membership, easytier_deaths=broken)
     topic = network.topics.easytier(other.node_id)
     async with follower.running() as client:
         for payload in (b"poison", b"harmless"):

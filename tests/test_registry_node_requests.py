@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from edgelink.registry.requests import Done, NodeReply, NodeRequest, Renew, Unkn
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message
-from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside, eventually
 from edgelink.testing.memory_transport import MemorySession
 from edgelink.testing.registry_client import LoneClient
 
@@ -73,15 +73,9 @@ class Desk:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LoneClient]:
-        tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self.client.run())]
-        await eventually(lambda: self.client.is_connected)
-        try:
+        async with beside(self._serve(), self.client.run()):
+            await eventually(lambda: self.client.is_connected)
             yield self.client
-        finally:
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
 
     async def _serve(self) -> None:
         transport = MemoryTransport({"registry": self.memory})
@@ -309,14 +303,9 @@ class Member:
             self.membership = Membership.from_reply(reply, token=self.token, key=self.key, ca_pem=world.keys.ca_pem)
             transport = MemoryTransport({ADDRESSES[0]: relay.memory})
             client = LoneClient(self.membership, self.key, world.clock, transport=transport)
-            following = asyncio.create_task(client.run())
-            await eventually(lambda: client.is_connected)
-            try:
+            async with beside(client.run()):
+                await eventually(lambda: client.is_connected)
                 yield client
-            finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
 
     def renewal(self, password: str) -> Renew:
         return Renew(sealed_password=seal(self.membership.registry_verify_key, password.encode()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -29,7 +29,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.roles.leave import tell_left
-from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside, eventually
 from edgelink.testing.registry_service import LoneService
 
 ADDRESS = "127.0.0.1:8883"
@@ -74,14 +74,9 @@ class Relay:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RegistryService]:
-        task = asyncio.create_task(self.service.run())
-        await asyncio.wait_for(self.service.ready.wait(), 20)
-        try:
+        async with beside(self.service.run()):
+            await asyncio.wait_for(self.service.ready.wait(), 20)
             yield self.service
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     async def enrol(
         self, token: Token, hostname: str = "edge-1", key: NodeKey | None = None, role: Role = Role.EDGE
@@ -283,16 +278,11 @@ async def test_broker_out_of_step(relay: Relay) -> None:
             relay.memory.add_user(user.username, fingerprint=user_fingerprint(relay, user.username))
 
     relay.broker.restart = with_fresh_files  # type: ignore[method-assign]
-    task = asyncio.create_task(relay.service.run())
-    try:
+    async with beside(relay.service.run()):
         await eventually(lambda: relay.broker.restarts == 1)
         await relay.world.clock.advance(5)
         await eventually(relay.service.ready.is_set)
         assert relay.broker.restarts == 1
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def user_fingerprint(relay: Relay, username: str) -> str:

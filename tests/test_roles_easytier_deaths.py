@@ -22,7 +22,7 @@ from edgelink.registry.payloads import Directory, EasyTierDeath, Role
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.topics import Topics
 from edgelink.roles.easytier_deaths import EasyTierDeaths
-from edgelink.testing import FakeClock, eventually
+from edgelink.testing import FakeClock, beside, eventually
 from edgelink.testing.facts import board_with, give
 
 
@@ -93,13 +93,8 @@ class Network:
 
     @asynccontextmanager
     async def acting(self, name: str) -> AsyncIterator[EasyTierDeaths]:
-        task = asyncio.create_task(self.nodes[name].run())
-        try:
+        async with beside(self.nodes[name].run()):
             yield self.nodes[name]
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
 def listed(node: EasyTierDeaths, peers: list[Peer]) -> None:

@@ -7,7 +7,6 @@ import errno
 import io
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from edgelink.errors import NotRecordedError
 from edgelink.process import output
 from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.state_files import StateFiles
-from edgelink.testing import eventually
+from edgelink.testing import beside, eventually
 from edgelink.testing.virtual_time import LoopClock, Nobody, VirtualLoop, run
 
 
@@ -55,12 +54,9 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], N
 
     async def lives(story: Story) -> None:
         world = World(tmp_path, Disk(monkeypatch))
-        task = asyncio.create_task(run_reconciler(world.files, world.conditions, world.clock))
-        await eventually(lambda: world.reason == "Recorded")
-        await story(world)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        async with beside(run_reconciler(world.files, world.conditions, world.clock)):
+            await eventually(lambda: world.reason == "Recorded")
+            await story(world)
 
     return lambda story: run(VirtualLoop(0, Nobody()), lives(story))
 
