@@ -6,11 +6,12 @@ import asyncio
 import gzip
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from registry_world import World
@@ -24,14 +25,26 @@ from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportR
 from edgelink.registry.topics import Topics
 from edgelink.roles import report_exchange
 from edgelink.roles.report_exchange import ReportExchange, pack, unpack
-from edgelink.testing import FakeClock, eventually
+from edgelink.testing import FakeClock, beside, eventually
 from edgelink.timeouts import timeout
 
 ROOT = Caller(1, 0, 0)
 
 
+@dataclass
+class Asked:
+    """A request of the head's: what it signed, and what the nodes answer, one after the other."""
+
+    request: bytes
+    first: asyncio.Future[dict[str, Any]]
+    rest: AsyncGenerator[dict[str, Any], None]
+
+
 class Network:
-    """A head and two edges; what one sends, the test hands on."""
+    """The exchanges of a head and two edges; what one sends, the test hands on.
+
+    A bench of the exchange alone: a broker that forges, repeats and keeps back is no machine of a :class:`sim.Sim`.
+    """
 
     def __init__(self, directory: Path) -> None:
         world = World(directory)
@@ -47,6 +60,7 @@ class Network:
             self.keys[name] = key
         self.directory = Directory.model_validate_json(world.authority.directory().body)
         self.nodes = {name: self._node(name) for name in self.keys}
+        self.head, self.edge = self.nodes["cloud"], self.nodes["edge-1"]
 
     def _node(self, name: str) -> ReportExchange:
         def collect(since_s: float) -> Callable[[], dict[str, str]]:
@@ -71,6 +85,25 @@ class Network:
         await eventually(lambda: self.sent)
         return self.sent.pop(0)
 
+    async def asks(self, **body: Any) -> Asked:
+        """The head asks for reports."""
+        rest = cast("AsyncGenerator[dict[str, Any], None]", self.head.gather(ROOT, body))
+        first = asyncio.ensure_future(anext(rest))
+        topic, request = await self.next_sent()
+        assert topic == self.topics.report_request
+        return Asked(request, first, rest)
+
+    async def reply(self, name: str, request: bytes) -> bytes:
+        """A node gets a request; what it sends."""
+        self.nodes[name].take_request(request)
+        topic, reply = await self.next_sent()
+        assert topic == self.topics.report(self.keys[name].node_id)
+        return reply
+
+    async def answers(self, name: str, request: bytes) -> None:
+        """The same, and the head gets it."""
+        self.head.take_reply(self.keys[name].node_id, await self.reply(name, request))
+
     def request(self, signer: str, **changes: Any) -> bytes:
         fields = {
             "network_id": self.id,
@@ -82,96 +115,71 @@ class Network:
         return self.keys[signer].sign(Kind.REPORT_REQUEST, ReportRequest(**fields)).model_dump_json().encode()
 
 
+def request_id_of(message: bytes) -> str:
+    return str(json.loads(Envelope.model_validate_json(message).body)["request_id"])
+
+
 @pytest.fixture
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
     network = Network(tmp_path)
-    tasks = [asyncio.ensure_future(node.run()) for node in network.nodes.values()]
-    yield network
-    for task in tasks:
-        task.cancel()
+    async with beside(*(node.run() for node in network.nodes.values())):
+        yield network
 
 
 async def test_the_head_gathers_what_every_node_answers(network: Network) -> None:
     """One that is silent is named at the end; the request tells how far back."""
-    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 600})
-    first = asyncio.ensure_future(anext(parts))
-    topic, request = await network.next_sent()
-    assert topic == network.topics.report_request
+    asked = await network.asks(since_s=600)
     for name in ("edge-1", "edge-2"):
-        network.nodes[name].take_request(request)
-        topic, reply = await network.next_sent()
+        reply = await network.reply(name, asked.request)
         assert b"600 s" not in reply, "the broker cannot read it"
-        network.nodes["cloud"].take_reply(network.keys[name].node_id, reply)
-    got = [await first, await anext(parts)]
+        network.head.take_reply(network.keys[name].node_id, reply)
+    got = [await asked.first, await anext(asked.rest)]
     assert [(part["hostname"], part["files"]) for part in got] == [
         ("edge-1", {"about.json": "edge-1, 600 s"}),
         ("edge-2", {"about.json": "edge-2, 600 s"}),
     ]
-    await parts.aclose()  # type: ignore[attr-defined]
+    await asked.rest.aclose()
     with pytest.raises(UsageError):
-        await anext(network.nodes["cloud"].gather(Caller(1, 1000, 1000), {}))
+        await anext(network.head.gather(Caller(1, 1000, 1000), {}))
 
 
 async def test_one_node_alone_may_be_asked(network: Network) -> None:
     """A log of one is not worth the reports of five hundred."""
-    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 1, "hostname": "edge-2"})
-    first = asyncio.ensure_future(anext(parts))
-    _, request = await network.next_sent()
-    network.nodes["edge-1"].take_request(request)
-    network.nodes["edge-2"].take_request(request)
-    _, reply = await network.next_sent()
-    network.nodes["cloud"].take_reply(network.keys["edge-2"].node_id, reply)
-    assert (await first)["hostname"] == "edge-2"
-    assert await anext(parts) == {"missing": []}
+    asked = await network.asks(hostname="edge-2")
+    network.edge.take_request(asked.request)
+    await network.answers("edge-2", asked.request)
+    assert (await asked.first)["hostname"] == "edge-2"
+    assert await anext(asked.rest) == {"missing": []}
     assert network.sent == []
 
 
 async def test_two_may_ask_at_once_for_what_each_wants(network: Network) -> None:
     """Each gets the answer to his own request; of one node two would get one answer, so the second is told."""
-    head = network.nodes["cloud"]
-    begun = {}
-    for name in ("edge-1", "edge-2"):
-        parts = head.gather(ROOT, {"since_s": 1, "hostname": name})
-        first = asyncio.ensure_future(anext(parts))
-        _, request = await network.next_sent()
-        begun[name] = parts, first, request
+    begun = {name: await network.asks(hostname=name) for name in ("edge-1", "edge-2")}
     with refuses(DeadlineError, "0 s", "30 s", reason="AskedJustNow") as refused:
-        await anext(head.gather(ROOT, {"since_s": 1}))
+        await anext(network.head.gather(ROOT, {}))
     assert "30 s" in refused.value.hint
     assert refused.value.condition_reason in _COMES_LATER, "who follows a log asks again"
     for name in ("edge-2", "edge-1"):
-        parts, first, request = begun[name]
-        network.nodes[name].take_request(request)
-        _, reply = await network.next_sent()
-        head.take_reply(network.keys[name].node_id, reply)
-        assert (await first)["hostname"] == name
-        assert await anext(parts) == {"missing": []}
+        await network.answers(name, begun[name].request)
+        assert (await begun[name].first)["hostname"] == name
+        assert await anext(begun[name].rest) == {"missing": []}
     await network.clock.advance(31)
-    again = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1})))
-    await network.next_sent()
-    again.cancel()
+    (await network.asks()).first.cancel()
 
 
 async def test_one_that_was_asked_just_now_keeps_nobody_elses_report(network: Network) -> None:
     """Somebody follows its log, and asks it every half minute."""
-    head = network.nodes["cloud"]
-    following = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1, "hostname": "edge-1"})))
-    await network.next_sent()
+    following = await network.asks(hostname="edge-1")
     await network.clock.advance(10)
-    parts = head.gather(ROOT, {"since_s": 1})
-    first = asyncio.ensure_future(anext(parts))
-    _, request = await network.next_sent()
-    network.nodes["edge-2"].take_request(request)
-    _, reply = await network.next_sent()
-    head.take_reply(network.keys["edge-2"].node_id, reply)
-    assert (await first)["hostname"] == "edge-2"
-    await parts.aclose()  # type: ignore[attr-defined]
-    following.cancel()
+    asked = await network.asks()
+    await network.answers("edge-2", asked.request)
+    assert (await asked.first)["hostname"] == "edge-2"
+    await asked.rest.aclose()
+    following.first.cancel()
     # That it was asked in vain does not put off when it may be asked again.
     await network.clock.advance(21)
-    again = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1, "hostname": "edge-1"})))
-    await network.next_sent()
-    again.cancel()
+    (await network.asks(hostname="edge-1")).first.cancel()
 
 
 async def test_whoever_takes_the_reports_may_take_his_time(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,22 +196,18 @@ async def test_whoever_takes_the_reports_may_take_his_time(network: Network, mon
             waits.pop()
 
     monkeypatch.setattr(report_exchange, "timeout", observed)
-    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 1})
-    first = asyncio.ensure_future(anext(parts))
-    _, request = await network.next_sent()
+    asked = await network.asks()
     assert waits, "it waits for the nodes, with a time-out"
-    network.nodes["edge-1"].take_request(request)
-    _, reply = await network.next_sent()
-    network.nodes["cloud"].take_reply(network.keys["edge-1"].node_id, reply)
-    assert (await first)["hostname"] == "edge-1"
+    await network.answers("edge-1", asked.request)
+    assert (await asked.first)["hostname"] == "edge-1"
     assert not waits
     await network.clock.advance(3600)
-    assert await anext(parts) == {"missing": ["edge-2"]}
+    assert await anext(asked.rest) == {"missing": ["edge-2"]}
 
 
 async def test_nobody_but_the_head_is_answered(network: Network) -> None:
     """Neither another node, nor the head of another network; and an old request is answered once only."""
-    edge = network.nodes["edge-1"]
+    edge = network.edge
     with pytest.raises(UntrustedError):
         edge.take_request(network.request("edge-2"))
     with pytest.raises(UntrustedError):
@@ -216,14 +220,14 @@ async def test_nobody_but_the_head_is_answered(network: Network) -> None:
     edge.take_request(network.request("cloud"))  # and again: it keeps nobody from asking
     edge.take_request(network.request("cloud", request_id="b" * 32))
     _, reply = await network.next_sent()
-    assert json.loads(Envelope.model_validate_json(reply).body)["request_id"] == "b" * 32
+    assert request_id_of(reply) == "b" * 32
     assert network.sent == []
 
 
 @pytest.mark.parametrize("age", [timedelta(minutes=11), timedelta(minutes=-11)])
 async def test_a_request_of_another_time_is_not_answered(network: Network, age: timedelta) -> None:
     """It does not keep the node from answering a true one, either."""
-    edge = network.nodes["edge-1"]
+    edge = network.edge
     with pytest.raises(UntrustedError):
         edge.take_request(network.request("cloud", made_at=network.clock.now() - age))
     edge.take_request(network.request("cloud", request_id="b" * 32))
@@ -234,19 +238,19 @@ async def test_a_board_whose_clock_was_never_set_answers_once(network: Network) 
     """It cannot tell how old a request is; which it has answered, it can."""
     made_at = network.clock.now()
     network.clock.step_wall_clock(-timedelta(days=20_000).total_seconds())
-    edge = network.nodes["edge-1"]
+    edge = network.edge
     edge.take_request(network.request("cloud", made_at=made_at))
     await network.next_sent()
     await network.clock.advance(31)
     edge.take_request(network.request("cloud", made_at=made_at))
     edge.take_request(network.request("cloud", made_at=made_at, request_id="b" * 32))
     _, reply = await network.next_sent()
-    assert json.loads(Envelope.model_validate_json(reply).body)["request_id"] == "b" * 32
+    assert request_id_of(reply) == "b" * 32
 
 
 async def test_a_report_that_cannot_be_made_ends_nothing(network: Network) -> None:
     """Whatever lies where a log is read: the daemon goes on, and answers the next request."""
-    edge = network.nodes["edge-1"]
+    edge = network.edge
     network.error = NotADirectoryError("session_latest")
     edge.take_request(network.request("cloud"))
     await eventually(lambda: network.error is None)
@@ -257,17 +261,12 @@ async def test_a_report_that_cannot_be_made_ends_nothing(network: Network) -> No
 
 async def test_an_answer_counts_only_as_its_nodes_own(network: Network) -> None:
     """Signed by another node, for another request, or on another's topic: it is not taken."""
-    head = network.nodes["cloud"]
-    parts = head.gather(ROOT, {})
-    first = asyncio.ensure_future(anext(parts))
-    _, request = await network.next_sent()
-    asked = json.loads(Envelope.model_validate_json(request).body)["request_id"]
-    network.nodes["edge-1"].take_request(request)
-    _, true_reply = await network.next_sent()
+    head, asked = network.head, await network.asks()
+    true_reply = await network.reply("edge-1", asked.request)
     one, two = network.keys["edge-1"].node_id, network.keys["edge-2"].node_id
     with pytest.raises(UntrustedError):
         head.take_reply(two, true_reply)
-    for request_id, node_id in (("b" * 32, two), (asked, one)):
+    for request_id, node_id in (("b" * 32, two), (request_id_of(asked.request), one)):
         forged = ReportReply(request_id=request_id, node_id=node_id, sealed="")
         envelope = network.keys["edge-2"].sign(Kind.REPORT, forged).model_dump_json().encode()
         if node_id == one:
@@ -276,31 +275,25 @@ async def test_an_answer_counts_only_as_its_nodes_own(network: Network) -> None:
         else:
             head.take_reply(two, envelope)
     head.take_reply(one, true_reply)
-    assert (await first)["hostname"] == "edge-1"
-    await parts.aclose()  # type: ignore[attr-defined]
+    assert (await asked.first)["hostname"] == "edge-1"
+    await asked.rest.aclose()
 
 
 async def test_each_node_answers_once_and_a_bad_answer_is_refused(network: Network) -> None:
     """A node that was taken over: nested JSON for the parser, the same again and again; the others are heard."""
-    head, key = network.nodes["cloud"], network.keys["edge-1"]
-    parts = head.gather(ROOT, {})
-    first = asyncio.ensure_future(anext(parts))
-    _, request = await network.next_sent()
-    asked = json.loads(Envelope.model_validate_json(request).body)["request_id"]
+    head, key, asked = network.head, network.keys["edge-1"], await network.asks()
 
     def answer(packed: bytes) -> bytes:
         sealed = seal(network.keys["cloud"].verify_key_b64, packed)
-        reply = ReportReply(request_id=asked, node_id=key.node_id, sealed=sealed)
+        reply = ReportReply(request_id=request_id_of(asked.request), node_id=key.node_id, sealed=sealed)
         return key.sign(Kind.REPORT, reply).model_dump_json().encode()
 
     head.take_reply(key.node_id, answer(gzip.compress(b"[" * 1_000_000)))
     head.take_reply(key.node_id, answer(pack({"about.json": "once more"})))
-    network.nodes["edge-2"].take_request(request)
-    _, reply = await network.next_sent()
-    head.take_reply(network.keys["edge-2"].node_id, reply)
-    assert (await first)["hostname"] == "edge-2"
+    await network.answers("edge-2", asked.request)
+    assert (await asked.first)["hostname"] == "edge-2"
     head.take_reply(key.node_id, answer(pack({"about.json": "once more"})))
-    rest = asyncio.ensure_future(anext(parts))
+    rest = asyncio.ensure_future(anext(asked.rest))
     await network.clock.advance(0)
     assert not rest.done(), "edge-1 is not heard a second time"
     rest.cancel()
