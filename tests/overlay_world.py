@@ -1,4 +1,8 @@
-"""The keeper of the overlay with everything around it faked, and its fixtures."""
+"""The keeper of the overlay with everything around it faked, and its fixtures.
+
+A bench of this one part: a story in a :class:`sim.Sim` has a whole machine, whose device, firewall and hosts file
+cannot fail one by one.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,12 @@ from typing import Any
 import pytest
 
 from edgelink.conditions import Condition, ConditionSet, Status
-from edgelink.config import OverlayConfig, Paths
+from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.errors import (
     OverlayError,
     PrivateFilesError,
 )
-from edgelink.facts.board import Board
-from edgelink.facts.derive import Confirmed, Existing, easytier_as_wanted, existing_as_wanted
-from edgelink.facts.facts import Facts
+from edgelink.facts.derive import board_of
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
@@ -137,7 +139,7 @@ class FakeTable(Table):
 
 @dataclass
 class World:
-    """A reconciler with everything around it faked."""
+    """A keeper with everything around it faked."""
 
     paths: Paths
     adoptable: Identity | None = None
@@ -164,7 +166,7 @@ class World:
 
     def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayKeeper:
         """A daemon, which may start EasyTier and has a specification for it. ``board`` is its board."""
-        self.board = Board(Facts())
+        self.board = board_of(Config(overlay=self.config))
         give(self.board, overlay_spec=SPEC, easytier_may_start=True)
         return OverlayKeeper(
             board=self.board,
@@ -187,6 +189,7 @@ class World:
 
     def note(self, condition: Condition) -> None:
         self.told.append((condition.status, self.routes.around))
+        give(self.board, conditions=self.conditions.now)
 
     def given(self, **facts: Any) -> None:
         """What other parts of the daemon say."""
@@ -194,9 +197,7 @@ class World:
 
     @property
     def runs_as_wanted(self) -> bool | None:
-        if self.config.kind == "existing":
-            return existing_as_wanted(Existing(self.board.facts.overlay_spec, self.condition.status is Status.TRUE))
-        return easytier_as_wanted(self.board.select(Confirmed))
+        return self.board.facts.easytier_as_wanted
 
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
         self.mended.append(name)

@@ -1,4 +1,8 @@
-"""A node whose Ray is pretended, in its reconcile loop, and the fixtures of its tests."""
+"""A node whose Ray is pretended, in its reconcile loop, and the fixtures of its tests.
+
+A bench of the reconciler alone, with processes of the kernel: what `ray start` leaves behind, how it fails, and who is
+killed. In a :class:`sim.Sim` Ray is a list of members.
+"""
 
 from __future__ import annotations
 
