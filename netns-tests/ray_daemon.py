@@ -30,6 +30,7 @@ from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconcile
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
+from edgelink.testing.payloads import entry_of
 
 
 def show(condition: Condition) -> None:
@@ -39,7 +40,7 @@ def show(condition: Condition) -> None:
 def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Lease) -> RayHeadReconciler:
     def members() -> list[tuple[DirectoryEntry, int]]:
         leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
-        entries = [DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields))) for lease in leases]
+        entries = [entry_of(lease) for lease in leases]
         return [(entry, entry.preferred_rank or 0) for entry in entries]
 
     def publish(spec: ClusterSpec) -> None:

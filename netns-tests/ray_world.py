@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from faults import by_command
 
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Lease, Role
+from edgelink.testing.payloads import lease
 
 CIDR = IPv4Network("10.99.0.0/24")
 DEVICE = "ov0"
@@ -192,16 +191,13 @@ class World:
 
     def _write_leases(self) -> None:
         leases = [
-            Lease(
-                network_id="testnet",
+            lease(
+                machine.name,
+                machine.overlay_ip,
+                rank,
                 node_id=machine.key.node_id,
-                hostname=machine.name,
-                role=Role.EDGE if rank else Role.HEAD,
-                overlay_ip=machine.overlay_ip,
-                cidr=CIDR,
-                preferred_rank=rank,
                 verify_key=machine.key.verify_key_b64,
-                granted_at=datetime.now(UTC),
+                cidr=CIDR,
             ).model_dump(mode="json")
             for rank, machine in enumerate(self.machines)
         ]

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 
@@ -20,8 +19,9 @@ from edgelink.overlay.nft import Table, elements_in
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, EdgesOpenTo, Lease, Role
+from edgelink.registry.payloads import EdgesOpenTo
 from edgelink.roles.inside import SeenPorts, own_openings
+from edgelink.testing.payloads import cluster_spec, entry, lease
 
 NODE, HEAD, MEMBER, CONTAINER, BRIDGE = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2", "172.17.0.1"
 SSH, JUPYTER, GCS, RENDEZVOUS, PUBLISHED, ROS = 22, 8888, 6379, 45000, 8080, 7447
@@ -295,37 +295,10 @@ def test_another_table_keeps_what_was_asked(world: World) -> None:
 
 def test_edges_answer_each_other_during_a_run_only(world: World) -> None:
     """By `access: per-run`. The head is let in at any time, another edge while the head names it."""
-    own = Lease(
-        network_id="net",
-        node_id="a" * 26,
-        hostname="edge-1",
-        role=Role.EDGE,
-        overlay_ip=IPv4Address(NODE),
-        cidr=IPv4Network("10.10.0.0/24"),
-        preferred_rank=None,
-        verify_key="AA==",
-        granted_at=datetime.now(UTC),
-    )
-    ips = {own.node_id: own.overlay_ip, "b" * 26: IPv4Address(MEMBER)}
-    members = [
-        ClusterMember(node_id=node_id, hostname="edge", overlay_ip=ip, node_rank=rank)
-        for rank, (node_id, ip) in enumerate(ips.items(), 1)
-    ]
+    own, head = lease("edge-1", NODE), entry("cloud", HEAD, 0)
     steps: list[tuple[EdgesOpenTo, str]] = [("head", REFUSED), ("members", "answers"), ("head", REFUSED)]
     for word, comes in steps:
-        spec = ClusterSpec(
-            network_id="net",
-            epoch=1,
-            incarnation="one",
-            head_node_id="c" * 26,
-            head_ip=IPv4Address(HEAD),
-            ray_port=GCS,
-            ray_version="2.60.0",
-            python_version="3.11.7",
-            token_auth=True,
-            edges_open_to=word,
-            members=tuple(members),
-        )
+        spec = cluster_spec(head, head, own, entry("edge-2", MEMBER), ray_port=GCS, edges_open_to=word)
         world.close(own_openings(Config(), own, None, spec, SeenPorts(frozenset({SSH}), ((32768, 60999),))))
         assert world.member.tries(MEMBER, NODE, *OPENED) == dict.fromkeys(OPENED, comes)
         assert world.member.tries(HEAD, NODE, *OPENED) == dict.fromkeys(OPENED, "answers")

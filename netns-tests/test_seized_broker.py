@@ -20,7 +20,6 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import find_mosquitto
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import (
-    ClusterMember,
     ClusterSpec,
     Directory,
     Envelope,
@@ -38,6 +37,7 @@ from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login, Session
 from edgelink.roles.report_exchange import ReportExchange
+from edgelink.testing import payloads
 from edgelink.testing.registry_client import LoneClient
 
 pytestmark = pytest.mark.timeout(180)
@@ -178,23 +178,8 @@ def forgeries(
 
 
 def cluster_spec(relay: Relay, head: Node, epoch: int, edge: Node) -> ClusterSpec:
-    nodes = (head.membership.lease, edge.membership.lease)
-    members = tuple(
-        ClusterMember(node_id=lease.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=rank)
-        for rank, lease in enumerate(nodes)
-    )
-    return ClusterSpec(
-        network_id=relay.keys.network_id,
-        epoch=epoch,
-        incarnation="one",
-        head_node_id=head.key.node_id,
-        head_ip=head.membership.lease.overlay_ip,
-        ray_port=6379,
-        ray_version="2.60.0",
-        python_version="3.11.7",
-        token_auth=False,
-        members=members,
-    )
+    known = {"network_id": relay.keys.network_id, "epoch": epoch, "token_auth": False}
+    return payloads.cluster_spec(head.membership.lease, head.membership.lease, edge.membership.lease, **known)
 
 
 def reports_of(node: Node, relay: Relay) -> ReportExchange:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
+from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus
 from edgelink.roles import head
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
+from edgelink.testing.payloads import entry
 
 ROOT, ANOTHER = Caller(os.getpid(), 0, 0), Caller(os.getppid(), 0, 0)
 NOWHERE = Path("/nonexistent")
@@ -65,17 +65,6 @@ class Head:
 
     def nodes_ready(self) -> str:
         return self.node.conditions.get("NodesReady").reason
-
-
-def entry(name: str, ip: str, rank: int) -> DirectoryEntry:
-    return DirectoryEntry(
-        node_id=(name.replace("-", "").rstrip("0123456789") + str(rank + 2)).ljust(26, "a"),
-        hostname=name,
-        role=Role.HEAD if rank == 0 else Role.EDGE,
-        overlay_ip=IPv4Address(ip),
-        preferred_rank=rank,
-        verify_key="AA==",
-    )
 
 
 def member(ip: str, rank: int, *, alive: bool = True, accelerators: int = 0) -> RayMember:

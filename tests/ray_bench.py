@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.registry.keys import NodeKey, seal
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease, Role
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease, Role
 from edgelink.testing.clock import FakeClock
+from edgelink.testing.payloads import cluster_spec, entry_of, lease
 
 LOOPBACK = IPv4Address("127.0.0.1")
 TOKEN = "0123456789abcdef" * 4
@@ -71,25 +71,12 @@ class Bench:
         self.published: list[ClusterSpec] = []
         self.members: list[tuple[RayMember, ...]] = []
         self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
-        self.ranks = [(self.entry(self.lease), self.lease.preferred_rank or 0)]
+        self.ranks = [(entry_of(self.lease), self.lease.preferred_rank or 0)]
         self.history: list[Condition] = []
 
     def lease_of(self, key: NodeKey, role: Role, rank: int) -> Lease:
-        return Lease(
-            network_id="net",
-            node_id=key.node_id,
-            hostname=f"node-{rank}",
-            role=role,
-            overlay_ip=LOOPBACK,
-            cidr=IPv4Network("127.0.0.0/24"),
-            preferred_rank=rank,
-            verify_key=key.verify_key_b64,
-            granted_at=datetime.now(UTC),
-        )
-
-    @staticmethod
-    def entry(lease: Lease) -> DirectoryEntry:
-        return DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields)))
+        known = {"node_id": key.node_id, "verify_key": key.verify_key_b64, "cidr": IPv4Network("127.0.0.0/24")}
+        return lease(f"node-{rank}", LOOPBACK, rank, role=role, **known)
 
     def inputs(self) -> RayInputs:
         self.board = Board(Facts())
@@ -136,19 +123,8 @@ class Bench:
             ray_restarts=changes.pop("ray_restarts", 0),
             sealed_ray_token=seal(changes.pop("sealed_for", self.key).verify_key_b64, TOKEN.encode()),
         )
-        values: dict[str, Any] = {
-            "network_id": "net",
-            "epoch": 1,
-            "incarnation": "one",
-            "head_node_id": self.key.node_id,
-            "head_ip": LOOPBACK,
-            "ray_port": port,
-            "ray_version": "2.60.0",
-            "python_version": "3.11.2",
-            "token_auth": True,
-            "members": (member,),
-        }
-        return ClusterSpec(**(values | changes))
+        values = {"ray_port": port, "python_version": "3.11.2", "members": (member,), **changes}
+        return cluster_spec(self.lease, **values)
 
     @property
     def reason(self) -> str:

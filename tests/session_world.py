@@ -17,10 +17,11 @@ from registry_world import ADDRESSES, World
 
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Envelope, NodeStatus, Payload, Role
+from edgelink.registry.payloads import Envelope, NodeStatus, Payload, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside
+from edgelink.testing.payloads import cluster_spec
 from edgelink.testing.registry_client import LoneClient
 
 
@@ -54,21 +55,8 @@ class Network:
         self.world.store.note_restoration(by, keep_addresses=True)
 
     def spec(self, key: NodeKey, membership: Membership, epoch: int = 1, incarnation: str = "one") -> Envelope:
-        lease = membership.lease
-        member = ClusterMember(node_id=key.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=0)
-        spec = ClusterSpec(
-            network_id=membership.network_id,
-            epoch=epoch,
-            incarnation=incarnation,
-            head_node_id=key.node_id,
-            head_ip=lease.overlay_ip,
-            ray_port=6379,
-            ray_version="2.60.0",
-            python_version="3.11.2",
-            token_auth=True,
-            members=(member,),
-        )
-        return key.sign(Kind.CLUSTER_SPEC, spec)
+        known = {"network_id": membership.network_id, "epoch": epoch, "incarnation": incarnation}
+        return key.sign(Kind.CLUSTER_SPEC, cluster_spec(membership.lease, membership.lease, **known))
 
     def statuses_of(self, node_id: str) -> list[NodeStatus]:
         topic = self.topics.status(node_id)

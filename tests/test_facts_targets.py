@@ -13,28 +13,20 @@ from edgelink.facts.derive import Answers, Network, derive_peers, peers_connecte
 from edgelink.overlay.targets import Targets
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Directory, DirectoryEntry, Role
+from edgelink.registry.payloads import ClusterSpec, Directory, DirectoryEntry, Role
 from edgelink.testing.facts import board_with
+from edgelink.testing.payloads import cluster_spec, entry
 
 KEYS = {name: NodeKey.generate() for name in ("cloud", "edge-1")}
 
 
-def entry(number: int, name: str, role: Role = Role.EDGE, *, is_relay: bool = False) -> DirectoryEntry:
-    return DirectoryEntry(
-        node_id=KEYS[name].node_id
-        if name in KEYS
-        else f"{chr(97 + number // 26)}{chr(97 + number % 26)}".ljust(26, "a"),
-        hostname=name,
-        role=role,
-        is_relay=is_relay,
-        overlay_ip=IPv4Address("10.10.0.0") + number,
-        preferred_rank=None,
-        verify_key="AA==",
-    )
+def numbered(number: int, name: str, role: Role = Role.EDGE) -> DirectoryEntry:
+    known = {"node_id": KEYS[name].node_id} if name in KEYS else {}
+    return entry(name, IPv4Address("10.10.0.0") + number, role=role, **known)
 
 
-RELAY, RELAY_2 = entry(1, "relay", Role.RELAY, is_relay=True), entry(2, "relay-2", Role.RELAY, is_relay=True)
-CLOUD, EDGE_1, EDGE_2, EDGE_3 = entry(3, "cloud", Role.HEAD), *(entry(3 + n, f"edge-{n}") for n in (1, 2, 3))
+RELAY, RELAY_2 = numbered(1, "relay", Role.RELAY), numbered(2, "relay-2", Role.RELAY)
+CLOUD, EDGE_1, EDGE_2, EDGE_3 = numbered(3, "cloud", Role.HEAD), *(numbered(3 + n, f"edge-{n}") for n in (1, 2, 3))
 EVERYBODY = (RELAY, RELAY_2, CLOUD, EDGE_1, EDGE_2, EDGE_3)
 
 
@@ -49,21 +41,7 @@ def memberships(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Membershi
 
 
 def spec(*members: DirectoryEntry) -> ClusterSpec:
-    return ClusterSpec(
-        network_id="n",
-        epoch=1,
-        incarnation="i",
-        head_node_id=CLOUD.node_id,
-        head_ip=CLOUD.overlay_ip,
-        ray_port=6379,
-        ray_version="2.60.0",
-        python_version="3.11.7",
-        token_auth=True,
-        members=tuple(
-            ClusterMember(node_id=m.node_id, hostname=m.hostname, overlay_ip=m.overlay_ip, node_rank=rank)
-            for rank, m in enumerate(members)
-        ),
-    )
+    return cluster_spec(CLOUD, *members)
 
 
 def network(running: Membership | None, *entries: DirectoryEntry) -> Network:
@@ -139,7 +117,7 @@ def test_in_a_large_network_nobody_asks_everybody(
     memberships: dict[str, Membership], size: int, members: int, asked: int
 ) -> None:
     """Of more than 50 nodes those in the cluster are asked, and of a larger cluster nobody who is not needed."""
-    others = [entry(10 + number, f"robot-{number}") for number in range(size - 3)]
+    others = [numbered(10 + number, f"robot-{number}") for number in range(size - 3)]
     now = network(memberships["edge-1"], RELAY, CLOUD, EDGE_1, *others)
     found = targets(replace(now, cluster_spec=spec(CLOUD, EDGE_1, *others[:members])), relays_carry=True)
     assert found is not None
@@ -148,7 +126,7 @@ def test_in_a_large_network_nobody_asks_everybody(
 
 def test_the_head_asks_whom_ray_lists_however_many_have_lost_the_relay(memberships: dict[str, Membership]) -> None:
     """Their daemons may be dead, or the head has started while the relay is away: each may be cut off, too."""
-    others = [entry(10 + number, f"robot-{number}") for number in range(60)]
+    others = [numbered(10 + number, f"robot-{number}") for number in range(60)]
     now = network(memberships["cloud"], RELAY, CLOUD, *others)
     alive = frozenset(str(one.overlay_ip) for one in others[1:])
     found = targets(replace(now, cluster_spec=spec(CLOUD, *others), ray_alive=alive), relays_carry=True)

@@ -19,10 +19,11 @@ from edgelink.facts.board import Board
 from edgelink.process import hosts_file, known_names
 from edgelink.process.hosts_file import set_names, with_block
 from edgelink.process.known_names import is_known_name
-from edgelink.registry.payloads import Directory, DirectoryEntry, Role
+from edgelink.registry.payloads import Directory
 from edgelink.roles.overlay_names import OverlayNames
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
+from edgelink.testing.payloads import entry
 
 OWN = "127.0.0.1 localhost\n# mine\n10.10.0.3 mine\n"
 CLOUD, EDGE = IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")
@@ -129,17 +130,7 @@ def test_a_file_that_cannot_be_replaced_is_written(tmp_path: Path, monkeypatch: 
 
 
 def directory(**names: IPv4Address) -> Directory:
-    entries = tuple(
-        DirectoryEntry(
-            node_id="a" * 26,
-            hostname=name,
-            role=Role.EDGE,
-            overlay_ip=address,
-            preferred_rank=1,
-            verify_key="AA==",
-        )
-        for name, address in names.items()
-    )
+    entries = tuple(entry(name, address, 1) for name, address in names.items())
     return Directory(network_id="n", epoch=1, entries=entries)
 
 

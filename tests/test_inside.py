@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.openings import Opening, closing_chains, refuses_early
 from edgelink.process.ports import Accepted
 from edgelink.ray_cluster.command import listening_ports
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo, Lease, Role
+from edgelink.registry.payloads import ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo, Lease, Role
 from edgelink.roles.inside import LEFT_OPEN_S, LeftOpenPorts, SeenPorts, allowed_openings, own_openings, ssh_ports
 from edgelink.testing import FakeClock
+from edgelink.testing.payloads import cluster_spec, entry_of, lease
 
 SEEN = SeenPorts(frozenset({22, 50022}), ((32768, 60999),))
 IPS = {name: IPv4Address(f"10.10.0.{number}") for number, name in enumerate(["relay", "cloud", "edge-1", "edge-2"], 1)}
@@ -28,36 +28,21 @@ JUPYTER = Accepted(8888, "jupyter-lab", EDGE)
 ANYONE = "anyone"
 
 
-def lease(name: str, role: Role, *, is_relay: bool = False) -> Lease:
-    return Lease(
-        network_id="net",
-        node_id=name.replace("-", "").rstrip("12").ljust(25, "a") + ("3" if name == "edge-2" else "2"),
-        hostname=name,
-        role=role,
-        is_relay=is_relay,
-        overlay_ip=IPS[name],
-        cidr=IPv4Network("10.10.0.0/24"),
-        preferred_rank=None,
-        verify_key="AA==",
-        granted_at=datetime.now(UTC),
-    )
+def held(name: str, role: Role, *, is_relay: bool = False) -> Lease:
+    return lease(name, IPS[name], role=role, is_relay=is_relay)
 
 
 LEASES = {
-    "relay": lease("relay", Role.RELAY, is_relay=True),
-    "head": lease("cloud", Role.HEAD),
-    "relay and head": lease("cloud", Role.HEAD, is_relay=True),
-    "edge": lease("edge-1", Role.EDGE),
-    "another edge": lease("edge-2", Role.EDGE),
+    "relay": held("relay", Role.RELAY, is_relay=True),
+    "head": held("cloud", Role.HEAD),
+    "relay and head": held("cloud", Role.HEAD, is_relay=True),
+    "edge": held("edge-1", Role.EDGE),
+    "another edge": held("edge-2", Role.EDGE),
 }
 DIRECTORY = Directory(
-    network_id="net",
+    network_id="n",
     epoch=1,
-    entries=tuple(
-        DirectoryEntry(**each.model_dump(include=set(DirectoryEntry.model_fields)))
-        for where, each in LEASES.items()
-        if where != "relay and head"
-    ),
+    entries=tuple(entry_of(each) for where, each in LEASES.items() if where != "relay and head"),
 )
 
 
@@ -124,22 +109,7 @@ def test_nobody_reaches_sshd_while_it_is_not_known_who_is_the_head() -> None:
 
 def spec(edges_open_to: EdgesOpenTo, *members: str) -> ClusterSpec:
     """The head's word."""
-    return ClusterSpec(
-        network_id="net",
-        epoch=1,
-        incarnation="one",
-        head_node_id=LEASES["head"].node_id,
-        head_ip=HEAD,
-        ray_port=6379,
-        ray_version="2.52.0",
-        python_version="3.11.7",
-        token_auth=True,
-        edges_open_to=edges_open_to,
-        members=tuple(
-            ClusterMember(node_id=lease.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=rank)
-            for rank, lease in enumerate(LEASES[name] for name in members)
-        ),
-    )
+    return cluster_spec(LEASES["head"], *(LEASES[name] for name in members), edges_open_to=edges_open_to)
 
 
 RUNS = ("head", "edge", "another edge")

@@ -18,12 +18,13 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.testing.clock import eventually
+from edgelink.testing.payloads import entry_of
 
 
 async def test_head_publishes_once_it_is_alive(head_bench: Bench) -> None:
     """The spec names versions, ranks and the sealed token; each member can open its own."""
     other = NodeKey.generate()
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1))
     head = head_bench.head()
     await head.reconcile()
     (spec,) = head_bench.published
@@ -57,7 +58,7 @@ async def test_a_cluster_that_fits_into_no_message_is_refused_by_name(head_bench
     for number in range(1, 501):
         hostname, address = f"robot-{number}", IPv4Address("10.10.1.0") + number
         other = lease.model_copy(update={"hostname": hostname, "overlay_ip": address})
-        entry = head_bench.entry(other).model_copy(update={"node_id": base32_of(number)})
+        entry = entry_of(other).model_copy(update={"node_id": base32_of(number)})
         head_bench.ranks.append((entry, number))
     await head.reconcile()
     assert len(head_bench.published[-1].members) == 501, "what the web page and the fleet are tested with fits"
@@ -82,7 +83,7 @@ async def test_head_numbers_changes_across_restarts(head_bench: Bench) -> None:
     await successor.reconcile()
     assert head_bench.published[0] == head_bench.published[1]
     assert len(head_bench.fake.starts) == 1
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
     await successor.reconcile()
     assert [spec.epoch for spec in head_bench.published] == [1, 1, 2]
     assert len({spec.incarnation for spec in head_bench.published}) == 1
@@ -95,7 +96,7 @@ async def test_head_on_a_full_disk_goes_on_with_what_it_published(
     disk = Disk(monkeypatch)
     head = head_bench.head()
     await head.reconcile()
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
     disk.is_full = True
     await head.reconcile()
     assert head_bench.history[-1].reason == "AliveInRay"

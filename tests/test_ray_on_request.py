@@ -12,6 +12,7 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.testing.clock import FakeClock
+from edgelink.testing.payloads import entry_of
 
 
 async def test_a_ray_that_was_upgraded_is_told_of_at_the_restart(head_bench: Bench) -> None:
@@ -121,7 +122,7 @@ def listed(*rows: tuple[str, int]) -> tuple[RayMember, ...]:
 async def test_head_ends_its_ray_after_the_edges(head_bench: Bench) -> None:
     """First it says so, then it waits for the others, then it ends its own; a successor leaves it so."""
     other = NodeKey.generate()
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1))
     head = head_bench.head()
     await head.reconcile()
     head.wishes.want_ray(False)
@@ -190,7 +191,7 @@ async def test_head_restarts_its_ray_when_asked(head_bench: Bench) -> None:
 async def test_a_forced_restart_reaches_an_edge_while_a_change_waits_for_the_run(head_bench: Bench) -> None:
     """Only the counter goes out: what else has changed here still waits."""
     other = NodeKey.generate()
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1))
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(
         update={"ray": head_bench.config.ray.model_copy(update={"num_cpus": 1})}

@@ -10,6 +10,7 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ClusterMember, Role
 from edgelink.testing.clock import FakeClock
+from edgelink.testing.payloads import entry_of
 
 
 def member_of(bench: Bench, key: NodeKey) -> ClusterMember:
@@ -22,7 +23,7 @@ async def test_no_token_is_sealed_to_who_was_put_out(head_bench: Bench) -> None:
     """Under a run it keeps its rank, so that nobody else's changes; what the others get is theirs."""
     staying, stolen = NodeKey.generate(), NodeKey.generate()
     for rank, key in enumerate((staying, stolen), start=1):
-        head_bench.ranks.append((head_bench.entry(head_bench.lease_of(key, Role.EDGE, rank)), rank))
+        head_bench.ranks.append((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank))
     head = head_bench.head()
     await head.reconcile()
     assert member_of(head_bench, stolen).sealed_ray_token is not None
@@ -42,7 +43,7 @@ async def test_restarts_reach_the_others_while_somebody_was_put_out(head_bench: 
     """A change of the configuration waits for the run; what somebody asks for meanwhile is published all the same."""
     staying, stolen = NodeKey.generate(), NodeKey.generate()
     for rank, key in enumerate((staying, stolen), start=1):
-        head_bench.ranks.append((head_bench.entry(head_bench.lease_of(key, Role.EDGE, rank)), rank))
+        head_bench.ranks.append((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank))
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(update={"ride_through": 60})
     head_bench.run_holder = "pid 1"
@@ -59,7 +60,7 @@ async def test_who_was_put_out_is_buried_at_once(head_bench: Bench) -> None:
     """Ray need not find out for itself; one that merely left is given time to say goodbye."""
     stolen = NodeKey.generate()
     lease = head_bench.lease_of(stolen, Role.EDGE, 1)
-    head_bench.ranks.append((head_bench.entry(lease), 1))
+    head_bench.ranks.append((entry_of(lease), 1))
     head = head_bench.head()
     await head.reconcile()
     head._watch.members = (
@@ -81,7 +82,7 @@ async def test_a_burial_that_failed_is_tried_again_a_minute_later(
     clock = head_bench.clock = FakeClock()
     stolen = NodeKey.generate()
     lease = head_bench.lease_of(stolen, Role.EDGE, 1)
-    head_bench.ranks.append((head_bench.entry(lease), 1))
+    head_bench.ranks.append((entry_of(lease), 1))
     head = head_bench.head()
     await head.reconcile()
     told: list[tuple[object, ...]] = []
@@ -109,7 +110,7 @@ async def test_a_burial_that_failed_is_tried_again_a_minute_later(
 async def test_the_token_follows_at_the_next_start_of_ray(head_bench: Bench) -> None:
     """Never under a Ray that runs: its workers keep what they were given. Then everybody gets the new one."""
     staying = NodeKey.generate()
-    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(staying, Role.EDGE, 1)), 1))
+    head_bench.ranks.append((entry_of(head_bench.lease_of(staying, Role.EDGE, 1)), 1))
     head = head_bench.head()
     await head.reconcile()
     file, copy = head_bench.paths.state / "ray_token", head_bench.paths.ray_token_copy

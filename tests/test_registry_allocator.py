@@ -21,6 +21,7 @@ from edgelink.registry.holdings import Holdings
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease, Role
 from edgelink.registry.records import Ranges, Reservation, Rest
+from edgelink.testing import payloads
 
 CIDR = IPv4Network("10.10.0.0/28")
 RELAY_IP = IPv4Address("10.10.0.1")
@@ -28,18 +29,9 @@ KEYS = [NodeKey.generate() for _ in range(20)]
 
 
 def lease(node: int, last: int, rank: int | None, hostname: str = "", role: Role = Role.EDGE) -> Lease:
-    return Lease(
-        network_id="n",
-        node_id=KEYS[node].node_id,
-        hostname=hostname or f"node-{node}",
-        role=role,
-        is_relay=role is Role.RELAY,
-        overlay_ip=CIDR[last],
-        cidr=CIDR,
-        preferred_rank=rank,
-        verify_key=KEYS[node].verify_key_b64,
-        granted_at=datetime(2026, 1, 2, tzinfo=UTC),
-    )
+    name, key = hostname or f"node-{node}", KEYS[node]
+    known = {"node_id": key.node_id, "verify_key": key.verify_key_b64, "cidr": CIDR}
+    return payloads.lease(name, CIDR[last], rank, role=role, **known)
 
 
 RELAY = lease(0, 1, None, "relay", Role.RELAY)

@@ -23,6 +23,7 @@ from edgelink.registry.roster import MAX_WHOLE, Pages, completed, digest, pages_
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
+from edgelink.testing.payloads import entry
 from edgelink.testing.registry_client import LoneClient
 
 CIDR = IPv4Network("10.16.0.0/16")
@@ -30,21 +31,15 @@ NETWORK = "abcdefghijklmnop"
 KEYS = NodeKey.generate()
 
 
-def entry(number: int, role: Role = Role.EDGE) -> DirectoryEntry:
+def numbered(number: int, role: Role = Role.EDGE) -> DirectoryEntry:
     node_id = "".join("abcdefghijklmnop"[(number >> shift) & 15] for shift in range(0, 104, 4))
-    return DirectoryEntry(
-        node_id=node_id,
-        hostname=f"edge-{number}",
-        role=role,
-        is_relay=role is Role.RELAY,
-        overlay_ip=IPv4Address(int(CIDR.network_address) + number),
-        preferred_rank=None if role is Role.RELAY else number,
-        verify_key=KEYS.verify_key_b64,
-    )
+    rank = None if role is Role.RELAY else number
+    address = IPv4Address(int(CIDR.network_address) + number)
+    return entry(f"edge-{number}", address, rank, node_id=node_id, role=role, verify_key=KEYS.verify_key_b64)
 
 
 def directory(numbers: list[int]) -> Directory:
-    entries = (entry(1, Role.RELAY), entry(2, Role.HEAD), *(entry(number) for number in numbers))
+    entries = (numbered(1, Role.RELAY), numbered(2, Role.HEAD), *(numbered(number) for number in numbers))
     return Directory(network_id=NETWORK, epoch=len(entries), entries=entries)
 
 

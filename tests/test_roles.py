@@ -31,13 +31,7 @@ from edgelink.roles.run_requests import node_count
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
-
-
-def entry(name: str, ip: str, rank: int | None, role: Role = Role.EDGE) -> DirectoryEntry:
-    node_id = "".join(c for c in name if c.isalpha()).ljust(25, "a") + str((rank or 0) + 2)
-    return DirectoryEntry(
-        node_id=node_id, hostname=name, role=role, overlay_ip=IPv4Address(ip), preferred_rank=rank, verify_key="AA=="
-    )
+from edgelink.testing.payloads import entry
 
 
 def directory(*entries: DirectoryEntry) -> Directory:
@@ -49,8 +43,8 @@ def test_ranks_are_dense_in_the_order_of_the_preferred_ones() -> None:
     found = rank_map(
         directory(
             entry("edge-b", "10.10.0.5", 4),
-            entry("relay", "10.10.0.1", None, Role.RELAY),
-            entry("cloud", "10.10.0.2", 0, Role.HEAD),
+            entry("relay", "10.10.0.1", role=Role.RELAY),
+            entry("cloud", "10.10.0.2", 0),
             entry("edge-a", "10.10.0.4", 2),
         )
     )

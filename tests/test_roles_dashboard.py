@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+from head_world import ANOTHER, EDGE_1, EDGE_2, ROOT, Head, first, member
 from telling import refuses
 
 from edgelink.api.server import Caller
@@ -31,17 +31,9 @@ from edgelink.roles.dashboard_view import health, placed_by_rank
 from edgelink.roles.recorder import noted
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, pretend
+from edgelink.testing.payloads import entry
 
-RELAY = CLOUD.model_copy(
-    update={
-        "node_id": "relay".ljust(26, "a"),
-        "hostname": "relay",
-        "role": Role.RELAY,
-        "is_relay": True,
-        "overlay_ip": IPv4Address("10.10.0.1"),
-        "preferred_rank": None,
-    }
-)
+RELAY = entry("relay", "10.10.0.1", role=Role.RELAY)
 LEASE = SimpleNamespace(overlay_ip=IPv4Address("10.10.0.2"), hostname="cloud", network_id="n", labels={})
 RAY_USER = Caller(os.getpid(), 1000, 1000)
 ONE, TWO = {"number": 1, "started_at": "2026-01-01T00:00:00Z"}, {"number": 2, "started_at": "2026-01-01T00:00:09Z"}

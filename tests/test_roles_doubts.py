@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ipaddress import IPv4Address
 
 import pytest
 
 from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryError, RegistryUnavailableError
-from edgelink.registry.payloads import Directory, DirectoryEntry, Role
+from edgelink.registry.payloads import Directory
 from edgelink.registry.requests import Answer, EchoUp, EchoWord, Question, Unknown
 from edgelink.roles.doubts import Asked, AskRegistry, Doubts, Inputs
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
+from edgelink.testing.payloads import entry
 
-CLOUD = DirectoryEntry(
-    node_id="c" * 26,
-    hostname="cloud",
-    role=Role.HEAD,
-    overlay_ip=IPv4Address("10.10.0.2"),
-    preferred_rank=0,
-    verify_key="AA==",
-)
+CLOUD = entry("cloud", "10.10.0.2", 0)
 DIRECTORY = Directory(network_id="n", epoch=1, entries=(CLOUD,))
 
 

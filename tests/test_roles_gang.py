@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from head_world import CLOUD, EDGE_1, EDGE_2, Head, entry, first, member
+from head_world import CLOUD, EDGE_1, EDGE_2, Head, first, member
 from telling import Words
 
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, UsageError
@@ -16,6 +16,7 @@ from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.ranks import free_ranks
 from edgelink.roles.selection import Selection
 from edgelink.testing.facts import give
+from edgelink.testing.payloads import entry
 
 EDGE_3 = entry("edge-3", "10.10.0.5", 3)
 ALL = {"cloud": 0, "edge-1": 1, "edge-2": 2, "edge-3": 3}

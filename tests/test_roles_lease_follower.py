@@ -18,13 +18,14 @@ from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.lease_watch import WAITS, waiting_for_lease
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope, Lease, NodeStatus, Role
+from edgelink.registry.payloads import ConditionReport, Envelope, Lease, NodeStatus, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with, settle
+from edgelink.testing.payloads import entry
 from edgelink.testing.registry_client import LoneClient
 
 
@@ -225,17 +226,6 @@ async def test_a_lease_for_another_role_waits_for_the_next_start(node: Node) -> 
     node.told(node.world.keys.sign(Kind.LEASE, head))
     await node.settle()
     assert node.membership.lease == node.on_disk == lease
-
-
-def entry(name: str, ip: str, rank: int) -> DirectoryEntry:
-    return DirectoryEntry(
-        node_id=(name * 26)[:26],
-        hostname=name,
-        role=Role.EDGE,
-        overlay_ip=IPv4Address(ip),
-        preferred_rank=rank,
-        verify_key="",
-    )
 
 
 def test_a_run_keeps_the_addresses_that_it_uses() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import Disk
-from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, entry, first, member
+from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
 from stopping import stop_request
 from telling import Words, refuses
 
@@ -26,6 +26,7 @@ from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
+from edgelink.testing.payloads import entry
 
 
 @dataclass(frozen=True)
