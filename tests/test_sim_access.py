@@ -133,11 +133,11 @@ async def test_a_seized_broker_closes_and_opens_nothing(sim: Sim) -> None:
     recorded = [message.payload for message in memory.published if message.topic == topic and message.payload]
     assert len(recorded) >= 3
     assert client is not None
-    ignored = client.ignored_messages
+    ignored = client.refusals.total
     others = [message.payload for message in memory.published if message.topic == topics(relay).access(head.node_id)]
     for payload in (*recorded, *reversed(recorded), *others, b"", b"{}"):
         memory.publish(Message(topic, payload, retain=True))
-    await sim.until(lambda: client.ignored_messages > ignored, SOON_S)
+    await sim.until(lambda: client.refusals.total > ignored, SOON_S)
     await sim.passes(5)
     assert open_on(edge) == ssh(head)
 

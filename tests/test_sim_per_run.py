@@ -130,10 +130,10 @@ async def test_a_seized_broker_opens_no_edge_again(sim: Sim) -> None:
     words = [message.payload for message in memory.published if message.topic == topic and message.payload]
     assert any(b'\\"members\\"' in payload for payload in words)
     assert client is not None
-    ignored = client.ignored_messages
+    ignored = client.refusals.total
     for payload in (*words, *reversed(words), b"", b"{}"):
         memory.publish(Message(topic, payload, retain=True))
-    await sim.until(lambda: client.ignored_messages > ignored, SOON_S)
+    await sim.until(lambda: client.refusals.total > ignored, SOON_S)
     await sim.until(lambda: bool(edge.machine.firewall), 60)
     await sim.passes(5)
     assert reached_by(edge) == closed

@@ -137,18 +137,18 @@ async def test_what_was_said_once_counts_no_more(sim: Sim) -> None:
     assert node.facts.network.state is not None, "what counts is on disk"
     before, client = node.membership.held, node.node.registry
     assert client is not None
-    ignored = client.ignored_messages
+    ignored = client.refusals.total
     for message in [*recorded, *reversed(recorded)]:
         memory.publish(Message(message.topic, message.payload))
-    await sim.until(lambda: client.ignored_messages > ignored, within_s=1)
+    await sim.until(lambda: client.refusals.total > ignored, within_s=1)
     stranger = NodeKey.generate()
     for message in recorded:
         forged = json.loads(message.payload) if message.topic == network else {}
         forged = {**forged, "signature": "AAAA", "signer": stranger.node_id}
         memory.publish(Message(message.topic, json.dumps(forged).encode()))
-    ignored = client.ignored_messages
+    ignored = client.refusals.total
     memory.publish(Message(network, b"{}"))
-    await sim.until(lambda: client.ignored_messages > ignored, within_s=1)
+    await sim.until(lambda: client.refusals.total > ignored, within_s=1)
     await sim.passes(5)
     assert node.membership.held == before
     assert node.used == []

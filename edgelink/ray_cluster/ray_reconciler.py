@@ -112,11 +112,6 @@ class RayReconciler:
         return self._config.ride_through_s
 
     @property
-    def has_ended(self) -> bool:
-        """It is certain that no Ray runs here, whatever the others are told."""
-        return self.ray.has_ended
-
-    @property
     def user_uid(self) -> int:
         """The user that Ray runs as; root while that is not known."""
         return self.ray.tools.user.uid if self.ray.tools else 0

@@ -40,13 +40,11 @@ class AgentWatch:
 
     Attributes:
         outputs: the files that the raylet writes its output to; empty before it was seen.
-        was_late: EdgeLink has written the port file.
     """
 
     def __init__(self, session: int, port: int | None, user: RayUser, clock: Clock) -> None:
         """``session``: the one of `ray start`. ``port``: the agent's pinned port, None where there is none."""
         self.outputs: tuple[str, ...] = ()
-        self.was_late = False
         self._session = session
         self._port = port
         self._user = user
@@ -66,7 +64,6 @@ class AgentWatch:
                 if path.exists():
                     return
             await self._clock.sleep(_LOOK_S)
-        self.was_late = True
         get_logger("ray").warning("ray.agent_late", raylet=raylet, late_s=AGENT_IS_LATE_S, port=self._port)
         await self._write(path, self._port)
 

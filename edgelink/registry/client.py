@@ -222,10 +222,6 @@ class RegistryClient:
         """The address of the broker that we are, or were last, connected to."""
         return self._session.address
 
-    @property
-    def ignored_messages(self) -> int:
-        return self.refusals.total
-
     def publish_status(self, status: NodeStatus) -> None:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
         self._status.put(status.model_copy(update={"instance": self.life.instance}).model_dump_json().encode())

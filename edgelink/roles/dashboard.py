@@ -75,7 +75,6 @@ class Dashboard:
         self.logins = Logins(node.paths.web_key, node.clock)
         self.page = WebPage(self.feed, self.logins, self.of_node, self._names, node_id=node.key.node_id)
         self.wakeup = Wakeup()
-        self._measure_now = Wakeup()
         self._node = node
         self._runs = runs
         self._ray = ray

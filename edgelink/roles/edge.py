@@ -11,10 +11,8 @@ from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import environment_route
-from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.this_machine import ThisMachine
 
 
@@ -39,9 +37,6 @@ class Edge(Node):
             cluster_spec=lambda: self.board.facts.cluster_spec,
         )
         self._verbs = EdgeRay(self, self.ray)
-
-    def occupants(self) -> Occupants:
-        return RayOccupants(self.ray)
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()

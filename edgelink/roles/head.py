@@ -103,7 +103,7 @@ class Head(Node):
         self.page = Dashboard(self, runs, self.nodes, ray)
 
     def occupants(self) -> Occupants:
-        return RayOccupants(self.ray, self.runs)
+        return RayOccupants(self.local_ray, self.runs)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         super().start_more(tasks)

@@ -23,10 +23,12 @@ from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import Lease, RayDeath, Role
 from edgelink.registry.words import word_of
 from edgelink.roles.enrolment import Enrolment
+from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import knock_route
 from edgelink.roles.overlay_names import OverlayNames
+from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.this_machine import ThisMachine
 
 log = get_logger("node")
@@ -40,10 +42,6 @@ class RayReconciler(Reconciler, Protocol):
     @property
     def ride_through_s(self) -> int:
         """The patience that Ray has, or gets, on this node."""
-
-    @property
-    def has_ended(self) -> bool:
-        """It is certain that no Ray runs here."""
 
     @property
     def drift(self) -> Reconciler:
@@ -122,6 +120,9 @@ class Node(Member):
     def wake(self) -> None:
         """Have this node's Ray look at what is wanted of it."""
         self.ray.wakeup.set()
+
+    def occupants(self) -> Occupants:
+        return RayOccupants(self.local_ray)
 
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""

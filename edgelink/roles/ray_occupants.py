@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.roles.runs import Runs
 
 
 class RayOccupants:
     """See :class:`edgelink.roles.lease_follower.Occupants`. ``runs``: those of the head."""
 
-    def __init__(self, ray: RayEdgeReconciler | RayHeadReconciler, runs: Runs | None = None) -> None:
+    def __init__(self, ray: LocalRay, runs: Runs | None = None) -> None:
         self._ray = ray
         self._runs = runs
 
@@ -19,4 +19,4 @@ class RayOccupants:
 
     def in_use(self) -> list[str]:
         granted_to = None if self._runs is None else self._runs.granted_to
-        return [granted_to] if granted_to else self._ray.ray.node.workers_in_use()
+        return [granted_to] if granted_to else self._ray.node.workers_in_use()

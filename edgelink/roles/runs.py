@@ -292,7 +292,7 @@ class Runs:
     def _ray_known(self) -> bool:
         """Ray tells who is alive, or its head has ended here, and everybody's Ray with it."""
         is_listed = any(member.rank == HEAD_RANK and member.alive for member in self.members)
-        return is_listed or self._node.ray.has_ended
+        return is_listed or self._node.local_ray.has_ended
 
     def _readiness_without_directory(self) -> NodeReadiness:
         """Of this node, when it alone is known: nobody is ready before it is told who takes part."""

@@ -50,6 +50,11 @@ class LoneClient(RegistryClient):
         """The newest status of each node."""
         return self.facts.statuses.rows
 
+    @property
+    def ignored_messages(self) -> int:
+        """How many were not believed."""
+        return self.refusals.total
+
     def reload(self) -> None:
         """Nobody renews the membership beside the test."""
 
