@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
@@ -30,6 +31,8 @@ from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconcile
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
+from edgelink.registry.rotation import HeldSecret
+from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry_of
 
 
@@ -37,7 +40,7 @@ def show(condition: Condition) -> None:
     print(json.dumps(condition.to_dict()), flush=True)
 
 
-def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Lease) -> RayHeadReconciler:
+def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
     def members() -> list[tuple[DirectoryEntry, int]]:
         leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
         entries = [entry_of(lease) for lease in leases]
@@ -53,8 +56,6 @@ def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Leas
 
     return RayHeadReconciler(
         inputs,
-        lease=lambda: lease,
-        overlay_ready=lambda: True,
         members=members,
         publish=publish,
         on_members=on_members,
@@ -62,18 +63,8 @@ def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs, lease: Leas
         reported_dead=set,
         epoch_taken=lambda _last: 0,
         gone=set,
-        secret_epoch=lambda: 1,
         edges_open_to=lambda _last: "all",
     )
-
-
-def make_edge(spec_file: Path, inputs: RayInputs, lease: Lease) -> RayEdgeReconciler:
-    def cluster_spec() -> ClusterSpec | None:
-        with suppress(FileNotFoundError):
-            return ClusterSpec.model_validate_json(spec_file.read_text())
-        return None
-
-    return RayEdgeReconciler(inputs, lease=lambda: lease, overlay_ready=lambda: True, cluster_spec=cluster_spec)
 
 
 async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: int, spec_file: Path) -> None:
@@ -96,14 +87,23 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
         key=NodeKey.load(paths.node_key),
         ray=LocalRay(config, paths, clock),
     )
-    ray = make_head(leases_file, spec_file, inputs, lease) if role == "head" else make_edge(spec_file, inputs, lease)
+    give(
+        inputs.board,
+        running=SimpleNamespace(lease=lease, held=HeldSecret(1, "")),
+        peers_connected=True,
+        host_patience_s=config.ride_through_s,
+    )
+    ray = make_head(leases_file, spec_file, inputs) if role == "head" else RayEdgeReconciler(inputs)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def poll_spec() -> None:
         while True:
-            await asyncio.sleep(0.1)
+            with suppress(FileNotFoundError):
+                spec = ClusterSpec.model_validate_json(spec_file.read_text())
+                give(inputs.board, cluster_spec=spec, host_patience_s=spec.ride_through_s)
             ray.wakeup.set()
+            await asyncio.sleep(0.1)
 
     tables = NftWatch()
     tables.watch(RAY_TABLE, inputs.ray.guard.doubts, ray.wakeup)

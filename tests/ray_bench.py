@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,9 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease, Role
+from edgelink.registry.rotation import HeldSecret
 from edgelink.testing.clock import FakeClock
+from edgelink.testing.facts import give
 from edgelink.testing.payloads import cluster_spec, entry_of, lease
 
 LOOPBACK = IPv4Address("127.0.0.1")
@@ -61,18 +64,33 @@ class Bench:
         self.paths.state.mkdir()
         self.config = Config(ray=ray_config(self.fake.python, temp_dir=directory / "ray"))
         self.key = NodeKey.generate()
-        self.is_ready = True
         self.clock: SystemClock | FakeClock = SystemClock()
         self.run_holder: str | None = None
         self.epoch_taken = 0
         self.gone: set[str] = set()
-        self.secret_epoch = 1
-        self.spec: ClusterSpec | None = None
         self.published: list[ClusterSpec] = []
         self.members: list[tuple[RayMember, ...]] = []
         self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
         self.ranks = [(entry_of(self.lease), self.lease.preferred_rank or 0)]
         self.history: list[Condition] = []
+        self.board = Board(Facts())
+        self._facts: dict[str, Any] = {}
+        self.give(peers_connected=True, host_patience_s=self.config.ride_through_s)
+        self.give_secret(1)
+
+    def give(self, **facts: Any) -> None:
+        """What the rest of the daemon knows, in this life and the next."""
+        self._facts |= facts
+        give(self.board, **facts)
+
+    def give_secret(self, epoch: int) -> None:
+        """The network has its secret of this epoch."""
+        self.give(running=SimpleNamespace(lease=self.lease, held=HeldSecret(epoch, "secret")))
+
+    def hears(self, port: int, **changes: Any) -> None:
+        """The head's word has come, and what the host needs to follow it is done."""
+        spec = self.make_spec(port, **changes)
+        self.give(cluster_spec=spec, host_patience_s=spec.ride_through_s)
 
     def lease_of(self, key: NodeKey, role: Role, rank: int) -> Lease:
         known = {"node_id": key.node_id, "verify_key": key.verify_key_b64, "cidr": IPv4Network("127.0.0.0/24")}
@@ -80,6 +98,7 @@ class Bench:
 
     def inputs(self) -> RayInputs:
         self.board = Board(Facts())
+        self.give(**self._facts)
         return RayInputs(
             board=self.board,
             config=self.config,
@@ -91,18 +110,11 @@ class Bench:
         )
 
     def edge(self) -> RayEdgeReconciler:
-        return RayEdgeReconciler(
-            self.inputs(),
-            lease=lambda: self.lease,
-            overlay_ready=lambda: self.is_ready,
-            cluster_spec=lambda: self.spec,
-        )
+        return RayEdgeReconciler(self.inputs())
 
     def head(self) -> RayHeadReconciler:
         return RayHeadReconciler(
             self.inputs(),
-            lease=lambda: self.lease,
-            overlay_ready=lambda: self.is_ready,
             reported_dead=set,
             members=lambda: self.ranks,
             publish=self.published.append,
@@ -110,7 +122,6 @@ class Bench:
             run_holder=lambda: self.run_holder,
             epoch_taken=lambda _last: self.epoch_taken,
             gone=lambda: self.gone,
-            secret_epoch=lambda: self.secret_epoch,
             edges_open_to=lambda _last: "all",
         )
 

@@ -17,7 +17,7 @@ from edgelink.testing.clock import FakeClock
 
 async def test_raylets_end_wakes_the_edge_and_ray_is_started_again(edge_bench: Bench, head_port: int) -> None:
     """The watch carries no decision, it wakes; the next look cleans up and joins again."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     async with asyncio.TaskGroup() as group:
@@ -43,18 +43,18 @@ async def test_ray_is_told_of_a_raylets_end_at_once_and_before_the_next_start(
     edge_bench: Bench, head_port: int
 ) -> None:
     """Whatever Ray still lists under our address or name is taken out of it, so that two never live side by side."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     asked = len(edge_bench.fake.questions)
-    edge_bench.is_ready = False
+    edge_bench.give(peers_connected=False)
     await kill_raylet(edge)
     await edge.reconcile()
     assert edge_bench.reason == "WaitingForOverlay"
     (burial,) = edge_bench.fake.questions[asked:]
     assert burial.endswith(f"bury --address 127.0.0.1:{head_port} --ip 127.0.0.1 --node {edge_bench.key.node_id}")
     assert edge_bench.board.facts.dead_ray == "f00d"
-    edge_bench.is_ready = True
+    edge_bench.give(peers_connected=True)
     await edge.reconcile()
     assert [question.split()[1] for question in edge_bench.fake.questions[asked:]] == ["bury", "bury", "wait-alive"]
     assert edge_bench.reason == "AliveInRay"
@@ -64,7 +64,7 @@ async def test_nothing_is_started_beside_a_former_ray_that_ray_calls_alive(edge_
     """A Ray that lets nobody be buried is waited for."""
     undead = edge_bench.fake.directory / "undead"
     undead.touch()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     with pytest.raises(RayClusterError, match=r"dead.*no such call") as caught:
         await edge.reconcile()
@@ -78,7 +78,7 @@ async def test_nothing_is_started_beside_a_former_ray_that_ray_calls_alive(edge_
 async def test_a_raylet_that_ends_again_and_again_is_a_crash_loop(edge_bench: Bench, head_port: int) -> None:
     """The third short life shows as a loop, with the raylet's last words, and is waited for; another head forgives."""
     clock = edge_bench.clock = FakeClock()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     shown = []
     for _ in range(3):
@@ -102,7 +102,7 @@ async def test_a_raylet_that_ends_again_and_again_is_a_crash_loop(edge_bench: Be
     starts = len(edge_bench.fake.starts)
     assert await edge.reconcile() > 0
     assert (edge_bench.reason, len(edge_bench.fake.starts)) == ("CrashLoop", starts)
-    edge_bench.spec = edge_bench.make_spec(head_port, incarnation="another", epoch=2)
+    edge_bench.hears(head_port, incarnation="another", epoch=2)
     (edge_bench.fake.directory / "cluster").write_text("another")
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
@@ -112,7 +112,7 @@ async def test_failing_starts_are_a_crash_loop_too(edge_bench: Bench, head_port:
     """Pauses grow between them, and what `ray start` said stays visible meanwhile."""
     clock = edge_bench.clock = FakeClock()
     (edge_bench.fake.directory / "fails").touch()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     for number, reason in ((1, "RayStartFailed"), (2, "RayStartFailed"), (3, "CrashLoop")):
         for _ in range(2):  # a second look, before the pause is over, starts nothing
@@ -128,7 +128,7 @@ async def test_edge_leaves_a_ray_that_its_head_disowns(edge_bench: Bench, gcs: S
     The spec that tells of that GCS at last finds it joined already.
     """
     clock = edge_bench.clock = FakeClock()
-    edge_bench.spec = edge_bench.make_spec(gcs.port)
+    edge_bench.hears(gcs.port)
     edge = edge_bench.edge()
     await edge.reconcile()
     gcs.refuses = True
@@ -143,7 +143,7 @@ async def test_edge_leaves_a_ray_that_its_head_disowns(edge_bench: Bench, gcs: S
     await edge.reconcile()
     starts = len(edge_bench.fake.starts)
     assert starts == 3
-    edge_bench.spec = edge_bench.make_spec(gcs.port, incarnation="two", epoch=2)
+    edge_bench.hears(gcs.port, incarnation="two", epoch=2)
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == starts
 

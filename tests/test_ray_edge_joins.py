@@ -40,7 +40,7 @@ async def test_edge_waits_for_the_head(edge_bench: Bench, firewalls: list[str]) 
 
 async def test_edge_joins_what_the_spec_says(edge_bench: Bench, head_port: int) -> None:
     """Address, rank and token of the spec reach `ray start`; joined means that Ray lists us."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
@@ -59,12 +59,13 @@ async def test_edge_joins_what_the_spec_says(edge_bench: Bench, head_port: int) 
 
 async def test_while_the_overlay_comes_up_ray_is_imported(edge_bench: Bench, head_port: int) -> None:
     """One helper is started ahead, and has the first question; the second is another's."""
-    edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False
+    edge_bench.hears(head_port)
+    edge_bench.give(peers_connected=False)
     edge = edge_bench.edge()
     for _ in range(3):
         await edge.reconcile()
     assert edge_bench.reason == "WaitingForOverlay"
-    edge_bench.is_ready = True
+    edge_bench.give(peers_connected=True)
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
     assert [question.split()[1] for question in edge_bench.fake.questions] == ["bury", "wait-alive"]
@@ -73,11 +74,12 @@ async def test_while_the_overlay_comes_up_ray_is_imported(edge_bench: Bench, hea
 
 async def test_a_helper_that_waited_in_vain_is_replaced(edge_bench: Bench, head_port: int) -> None:
     """It is gone, or of an interpreter that cannot; nothing is lost but its half second."""
-    edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False
+    edge_bench.hears(head_port)
+    edge_bench.give(peers_connected=False)
     (edge_bench.fake.directory / "impatient").touch()
     edge = edge_bench.edge()
     await edge.reconcile()
-    edge_bench.is_ready = True
+    edge_bench.give(peers_connected=True)
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
     assert edge_bench.fake.helpers == ["later", "bury", "wait-alive"]
@@ -85,7 +87,8 @@ async def test_a_helper_that_waited_in_vain_is_replaced(edge_bench: Bench, head_
 
 async def test_edge_does_not_start_before_the_overlay(edge_bench: Bench, head_port: int) -> None:
     """Ray's addresses would not exist yet."""
-    edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False
+    edge_bench.hears(head_port)
+    edge_bench.give(peers_connected=False)
     await edge_bench.edge().reconcile()
     assert edge_bench.reason == "WaitingForOverlay"
     assert edge_bench.fake.starts == []
@@ -93,9 +96,9 @@ async def test_edge_does_not_start_before_the_overlay(edge_bench: Bench, head_po
 
 async def test_edge_leaves_a_running_ray_alone(edge_bench: Bench, head_port: int) -> None:
     """A new daemon adopts, also while overlay, registry and head are all away."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     await edge_bench.edge().reconcile()
-    edge_bench.spec, edge_bench.is_ready = None, False
+    edge_bench.give(cluster_spec=None, peers_connected=False)
     await edge_bench.edge().reconcile()
     assert edge_bench.reason == "AliveInRay"
     assert len(edge_bench.fake.starts) == 1
@@ -106,13 +109,13 @@ async def test_edge_follows_a_new_head_and_a_new_rank(
     edge_bench: Bench, head_port: int, change: dict[str, Any]
 ) -> None:
     """Another life of the head, or another rank of ours, starts Ray anew; an epoch alone does not."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
-    edge_bench.spec = edge_bench.make_spec(head_port, epoch=7)
+    edge_bench.hears(head_port, epoch=7)
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 1
-    edge_bench.spec = edge_bench.make_spec(head_port, **change)
+    edge_bench.hears(head_port, **change)
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 2
     assert edge_bench.reason == "AliveInRay"
@@ -123,13 +126,13 @@ async def test_edge_does_not_wait_for_a_head_that_was_replaced(edge_bench: Bench
     hangs = edge_bench.fake.directory / "hangs"
     hangs.touch()
     edge = edge_bench.edge()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
 
     async def replace_head() -> None:
         await eventually(lambda: edge_bench.fake.starts)
         edge.wakeup.set()  # the same head said something else: no reason to begin again
         await eventually(lambda: not edge.wakeup.is_set)
-        edge_bench.spec = edge_bench.make_spec(head_port, incarnation="two", epoch=2)
+        edge_bench.hears(head_port, incarnation="two", epoch=2)
         edge.wakeup.set()
 
     async with asyncio.TaskGroup() as tasks:
@@ -145,11 +148,12 @@ async def test_edge_does_not_wait_for_a_head_that_was_replaced(edge_bench: Bench
 
 async def test_edge_ends_the_ray_of_a_lost_state_directory(edge_bench: Bench, head_port: int) -> None:
     """Before anything else, also while there is no head to join: what nobody remembers would hold ports and memory."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     await edge_bench.edge().reconcile()
     shutil.rmtree(edge_bench.paths.state)
     edge_bench.paths.state.mkdir()
-    edge_bench.spec, edge_bench.key = None, NodeKey.generate()
+    edge_bench.give(cluster_spec=None)
+    edge_bench.key = NodeKey.generate()
     successor = edge_bench.edge()
     await successor.reconcile()
     assert successor.ray.node.owned_pids() == []
@@ -161,7 +165,7 @@ async def test_a_join_that_nobody_woke_leaves_the_pause_after_it(
 ) -> None:
     """Looking at the head now and then is no wake-up, which would skip the back-off."""
     monkeypatch.setattr("edgelink.ray_cluster.edge_reconciler._ASK_HEAD_S", 0.01)
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     (edge_bench.fake.directory / "fails").touch()
     edge = edge_bench.edge()
     with pytest.raises(RayClusterError, match="no such luck"):
@@ -171,14 +175,14 @@ async def test_a_join_that_nobody_woke_leaves_the_pause_after_it(
 
 async def test_an_adopted_ray_is_asked_about_once_the_overlay_is_up(edge_bench: Bench, head_port: int) -> None:
     """Before that nobody could answer; the Ray itself is left alone."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     await edge_bench.edge().reconcile()
     asked = len(edge_bench.fake.questions)
-    edge_bench.is_ready = False
+    edge_bench.give(peers_connected=False)
     successor = edge_bench.edge()
     await successor.reconcile()
     assert (edge_bench.reason, len(edge_bench.fake.questions)) == ("WaitingForOverlay", asked)
-    edge_bench.is_ready = True
+    edge_bench.give(peers_connected=True)
     await successor.reconcile()
     assert edge_bench.reason == "AliveInRay"
     assert len(edge_bench.fake.starts) == 1
@@ -189,7 +193,7 @@ async def test_edge_does_not_wait_for_a_gcs_that_was_replaced(edge_bench: Bench,
     hangs = edge_bench.fake.directory / "hangs"
     hangs.touch()
     edge = edge_bench.edge()
-    edge_bench.spec = edge_bench.make_spec(gcs.port)
+    edge_bench.hears(gcs.port)
 
     async def replace_gcs() -> None:
         await eventually(lambda: edge_bench.fake.starts)
@@ -206,11 +210,11 @@ async def test_edge_does_not_wait_for_a_gcs_that_was_replaced(edge_bench: Bench,
 
 async def test_edge_takes_the_heads_ride_through(edge_bench: Bench, head_port: int) -> None:
     """Ray's patience is the spec's; another value starts Ray anew, and commands run with the same."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     before = int(edge_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"])
-    edge_bench.spec = edge_bench.make_spec(head_port, ride_through_s=3000, epoch=2)
+    edge_bench.hears(head_port, ride_through_s=3000, epoch=2)
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 2
     after = edge_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"]
@@ -222,7 +226,7 @@ async def test_why_ray_cannot_be_asked_is_told(edge_bench: Bench, head_port: int
     """A broken package of the user's is no head that is away; neither before the start nor after it."""
     broken = edge_bench.fake.directory / "broken"
     broken.write_text("ImportError: cannot import name 'x' from 'google.protobuf'\n\n")
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     with refuses(HeadUnreachableError, "ImportError: ", "'google.protobuf'"):
         await edge.reconcile()
@@ -239,7 +243,7 @@ async def test_why_ray_cannot_be_asked_is_told(edge_bench: Bench, head_port: int
 async def test_edge_is_not_joined_until_ray_lists_it(edge_bench: Bench, head_port: int) -> None:
     """A raylet that runs is no proof."""
     (edge_bench.fake.directory / "unlisted").touch()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     with pytest.raises(RayClusterError) as caught:
         await edge.reconcile()
@@ -252,7 +256,7 @@ async def test_edge_is_not_joined_until_ray_lists_it(edge_bench: Bench, head_por
 
 async def test_stop_ends_ray_then_the_firewall(edge_bench: Bench, head_port: int, firewalls: list[str]) -> None:
     """Nothing is left, and at no moment does Ray stand without its firewall."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     await edge.stop()

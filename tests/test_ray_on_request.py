@@ -37,22 +37,22 @@ async def test_a_ray_that_was_upgraded_is_told_of_at_the_restart(head_bench: Ben
 async def test_an_edge_looks_at_its_ray_before_each_join(edge_bench: Bench, head_port: int) -> None:
     """One that was upgraded meanwhile would fail inside of `ray start`, without a word that helps."""
     clock = edge_bench.clock = FakeClock()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     await clock.advance(3600)
     edge_bench.fake.install(ray="2.61.0")
-    edge_bench.spec = edge_bench.make_spec(head_port, incarnation="two", epoch=2)
+    edge_bench.hears(head_port, incarnation="two", epoch=2)
     with pytest.raises(VersionMismatchError, match=r"2\.61\.0"):
         await edge.reconcile()
 
 
 async def test_edge_rests_while_the_head_wants_no_ray(edge_bench: Bench, head_port: int) -> None:
     """`stop --all` travels in the spec: Ray ends, nothing else does; the next life of the head is joined again."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
-    edge_bench.spec = edge_bench.make_spec(head_port, ray_wanted=False, epoch=2)
+    edge_bench.hears(head_port, ray_wanted=False, epoch=2)
     await edge.reconcile()
     assert edge_bench.reason == "RayStopped"
     assert "restart-ray --all" in edge_bench.history[-1].message
@@ -60,19 +60,19 @@ async def test_edge_rests_while_the_head_wants_no_ray(edge_bench: Bench, head_po
     successor = edge_bench.edge()
     await successor.reconcile()
     assert len(edge_bench.fake.starts) == 1, "a new daemon leaves it stopped, too"
-    edge_bench.spec = edge_bench.make_spec(head_port, incarnation="two", epoch=3)
+    edge_bench.hears(head_port, incarnation="two", epoch=3)
     await successor.reconcile()
     assert edge_bench.reason == "AliveInRay"
 
 
 async def test_edge_restarts_ray_when_the_head_counts_it_up(edge_bench: Bench, head_port: int) -> None:
     """Once a count, also across daemons; a count that was there before anything ran asks for nothing."""
-    edge_bench.spec = edge_bench.make_spec(head_port, ray_restarts=3)
+    edge_bench.hears(head_port, ray_restarts=3)
     edge = edge_bench.edge()
     await edge.reconcile()
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 1
-    edge_bench.spec = edge_bench.make_spec(head_port, ray_restarts=4, epoch=2)
+    edge_bench.hears(head_port, ray_restarts=4, epoch=2)
     successor = edge_bench.edge()
     await successor.reconcile()
     await successor.reconcile()
@@ -82,7 +82,7 @@ async def test_edge_restarts_ray_when_the_head_counts_it_up(edge_bench: Bench, h
 
 async def test_edge_restarts_ray_when_asked_here(edge_bench: Bench, head_port: int) -> None:
     """`edgelink restart-ray` on the edge itself: once."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     edge.restart("asked for here")
@@ -96,7 +96,7 @@ async def test_a_restart_asked_for_during_a_join_is_that_join(
     edge_bench: Bench, head_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What starts after it was asked for is new; so is what follows a rest."""
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     bury = edge.ray.bury
 
@@ -110,7 +110,7 @@ async def test_a_restart_asked_for_during_a_join_is_that_join(
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 1
     edge.restart("asked for here")
-    edge_bench.spec = edge_bench.make_spec(head_port, ray_wanted=False, epoch=2)
+    edge_bench.hears(head_port, ray_wanted=False, epoch=2)
     await edge.reconcile()
     assert edge._take_restart() == ""
 

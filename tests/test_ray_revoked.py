@@ -115,7 +115,7 @@ async def test_the_token_follows_at_the_next_start_of_ray(head_bench: Bench) -> 
     await head.reconcile()
     file, copy = head_bench.paths.state / "ray_token", head_bench.paths.ray_token_copy
     first = file.read_text()
-    head_bench.secret_epoch = 2
+    head_bench.give_secret(2)
     await head.reconcile()
     assert file.read_text() == copy.read_text() == first
     head.wishes.want_restart(head_bench.key.node_id)

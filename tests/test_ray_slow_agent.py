@@ -28,7 +28,7 @@ def clock(edge_bench: Bench) -> FakeClock:
 
 @pytest.fixture
 def edge(edge_bench: Bench, clock: FakeClock, head_port: int) -> RayEdgeReconciler:
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     return edge_bench.edge()
 
 
@@ -104,7 +104,7 @@ async def test_a_start_that_hangs_gets_more_time_the_next_time(
     """A board may need minutes before `ray start` even starts the raylet."""
     monkeypatch.setattr(node, "START_TIMEOUT_S", 0.2)
     (edge_bench.fake.directory / "hangs").touch()
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     for patience_s in (0.2, 0.4, 0.8):
         with pytest.raises(RayClusterError, match=f"{patience_s:g} s"):

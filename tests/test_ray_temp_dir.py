@@ -34,7 +34,7 @@ async def test_an_edge_uses_the_heads_directory(edge_bench: Bench, head_port: in
     """Its own key says nothing: what Ray's GCS says holds, for whoever looks for logs as well, and after a restart."""
     heads = tmp_path / "heads" / "sessions"
     (edge_bench.fake.directory / "temp_dir").write_text(str(heads))
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     edge = edge_bench.edge()
     await edge.reconcile()
     assert edge_bench.reason == "AliveInRay"
@@ -56,7 +56,7 @@ async def test_an_edge_that_cannot_write_there_says_so_before_it_starts_ray(
     """Instead of the last words of a `ray start`; and doctor then looks at the right disk."""
     (tmp_path / "file").write_text("no directory")
     (edge_bench.fake.directory / "temp_dir").write_text(f"{tmp_path}/file/ray")
-    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge_bench.hears(head_port)
     with refuses(ConfigError, f"{tmp_path}/file/ray", reason="RayTempDir") as caught:
         await edge_bench.edge().reconcile()
     assert caught.value.condition_reason == "RayTempDir"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Any
@@ -30,16 +30,8 @@ _log = get_logger("ray")
 class RayEdgeReconciler(RayReconciler):
     """Joins the Ray cluster that the head's signed spec describes."""
 
-    def __init__(
-        self,
-        inputs: RayInputs,
-        *,
-        lease: Callable[[], Lease | None],
-        overlay_ready: Callable[[], bool],
-        cluster_spec: Callable[[], ClusterSpec | None],
-    ) -> None:
-        super().__init__(inputs, lease=lease, overlay_ready=overlay_ready)
-        self._cluster_spec = cluster_spec
+    def __init__(self, inputs: RayInputs) -> None:
+        super().__init__(inputs)
         self._joining = ""  # the cluster that is being joined, as its own GCS names it
         self._followed: tuple[object, ...] = ()  # which head, and what it wished, when that was last looked at
         self._was_ready = True
@@ -47,11 +39,17 @@ class RayEdgeReconciler(RayReconciler):
 
     @property
     def ride_through_s(self) -> int:
-        spec = self._cluster_spec()
+        spec = self._known.cluster_spec
         return self._config.ride_through_s if spec is None else spec.ride_through_s
 
+    @property
+    def _is_overlay_ready(self) -> bool:
+        """Also once this machine's TCP is adjusted: Ray's sockets keep what they were made with."""
+        return super()._is_overlay_ready and self._known.host_patience_s == self.ride_through_s
+
     async def reconcile(self) -> float:
-        lease, spec = self._lease(), self._cluster_spec()
+        known = self._known
+        lease, spec = known.lease, known.cluster_spec
         self.ray.adopt()
         await self.ray.protect(spec.ray_port if spec else self._config.ray.port, lease)
         if lease is None:
@@ -93,7 +91,7 @@ class RayEdgeReconciler(RayReconciler):
             self._restarts.forgive()
             await self._replace(record, why, farewell=record.belongs_to(spec.incarnation))
             record = None
-        if record is None and not self._overlay_ready():
+        if record is None and not self._is_overlay_ready:
             await self.ray.helper.get_ready(tools, token_auth=spec.token_auth)
             return self._wait(
                 "WaitingForOverlay",
@@ -103,7 +101,7 @@ class RayEdgeReconciler(RayReconciler):
             return pause_s
         if record is not None and record is self._verified:
             return await self._confirm(tools, lease, record, token_auth=spec.token_auth)
-        if not self._overlay_ready():
+        if not self._is_overlay_ready:
             return self._wait("WaitingForOverlay", "Ray runs; the head is asked about it once the overlay is up")
         return await self._while_current(spec, self._be_joined(tools, lease, spec, member, record, wanted))
 
@@ -132,7 +130,7 @@ class RayEdgeReconciler(RayReconciler):
         async def watch_head() -> None:
             nonlocal was_woken
             head = f"{spec.head_ip}:{spec.ray_port}"
-            while (now := self._cluster_spec()) is None or (
+            while (now := self._known.cluster_spec) is None or (
                 now.ray_wanted and now.incarnation in (spec.incarnation, self._joining)
             ):
                 if await self.wakeup.wait(_ASK_HEAD_S):
@@ -217,7 +215,8 @@ class RayEdgeReconciler(RayReconciler):
         return await self.ray.bury(tools, *whom, token_auth=token_auth, head=head)
 
     async def _tell_of_end(self, record: RayRecord) -> None:
-        lease, spec = self._lease(), self._cluster_spec()
+        known = self._known
+        lease, spec = known.lease, known.cluster_spec
         try:
             tools = await self.prepare()
             token_auth = spec.token_auth if spec else tools.capabilities.token_auth
@@ -231,8 +230,8 @@ class RayEdgeReconciler(RayReconciler):
 
         The new GCS does not let an old raylet in, and that goes on asking for ever (measured on 2.60).
         """
-        record, spec = self.ray.node.record, self._cluster_spec()
-        is_ready = self._overlay_ready()
+        record, spec = self.ray.node.record, self._known.cluster_spec
+        is_ready = self._is_overlay_ready
         is_back, self._was_ready = is_ready and not self._was_ready, is_ready
         if record is None or record is not self._verified or not is_ready:
             return

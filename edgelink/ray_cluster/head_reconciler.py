@@ -41,8 +41,6 @@ class RayHeadReconciler(RayReconciler):
         self,
         inputs: RayInputs,
         *,
-        lease: Callable[[], Lease | None],
-        overlay_ready: Callable[[], bool],
         members: Callable[[], list[tuple[DirectoryEntry, int]]],
         publish: Callable[[ClusterSpec], None],
         on_members: Callable[[Sequence[RayMember]], None],
@@ -50,16 +48,14 @@ class RayHeadReconciler(RayReconciler):
         reported_dead: Callable[[], set[tuple[str, str]]],
         epoch_taken: Callable[[ClusterSpec | None], int],
         gone: Callable[[], set[str]],
-        secret_epoch: Callable[[], int],
         edges_open_to: Callable[[ClusterSpec | None], EdgesOpenTo],
     ) -> None:
         """``epoch_taken``: see :meth:`SpecBook.number`. ``gone``: the members, by node id, that keep their rank for the
-        run in progress only, because the operator has put them out. ``secret_epoch``: of the network's secret.
-        ``edges_open_to``: what the next cluster spec says of that, after this one.
+        run in progress only, because the operator has put them out. ``edges_open_to``: what the next cluster spec says
+        of that, after this one.
         """
-        super().__init__(inputs, lease=lease, overlay_ready=overlay_ready)
+        super().__init__(inputs)
         self._gone = gone
-        self._secret_epoch = secret_epoch
         self._edges_open_to = edges_open_to
         self._epoch_taken = epoch_taken
         self._run_holder = run_holder
@@ -80,6 +76,12 @@ class RayHeadReconciler(RayReconciler):
             self.wakeup.set()
 
         self._watch = MembershipWatch(self._start_watch, changed, inputs.clock)
+
+    @property
+    def _secret_epoch(self) -> int:
+        """The epoch of the network's secret."""
+        running = self._known.running
+        return 1 if running is None else running.held.epoch
 
     @property
     def is_wanted(self) -> bool:
@@ -104,7 +106,7 @@ class RayHeadReconciler(RayReconciler):
             RayClusterError: Ray is not running here.
         """
         tools, ip, port = self._running()
-        lease = self._lease()
+        lease = self._known.lease
         assert lease is not None  # Ray does not run without one
         return environment.driver_variables(
             python=tools.python,
@@ -132,7 +134,7 @@ class RayHeadReconciler(RayReconciler):
         }
 
     async def reconcile(self) -> float:
-        lease = self._lease()
+        lease = self._known.lease
         self.ray.adopt()
         await self.ray.protect(self._config.ray.port, lease)
         if lease is None:
@@ -149,7 +151,7 @@ class RayHeadReconciler(RayReconciler):
         record = await self._running_head(tools, lease)
         tools = await self.prepare()  # a start may have found another Ray, and made another token
         token = self._ray_token() if tools.capabilities.token_auth else None
-        if record is None and not self._overlay_ready():
+        if record is None and not self._is_overlay_ready:
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
         if record is None:
             return max(0.1, self._pause_s())
@@ -205,7 +207,7 @@ class RayHeadReconciler(RayReconciler):
             await self._replace(
                 record, "it was asked for" if is_asked else "the configuration of this node has changed"
             )
-        if not self._overlay_ready() or self._pause_s() > 0:
+        if not self._is_overlay_ready or self._pause_s() > 0:
             return None
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
@@ -263,7 +265,7 @@ class RayHeadReconciler(RayReconciler):
         token = secrets.token_hex(32)
         private_directory(path.parent)
         write_atomic(path, token)
-        write_atomic(self._token_epoch_path, str(self._secret_epoch()))
+        write_atomic(self._token_epoch_path, str(self._secret_epoch))
         return token
 
     def _renew_token(self) -> None:
@@ -272,7 +274,7 @@ class RayHeadReconciler(RayReconciler):
             epoch = int(self._token_epoch_path.read_text())
         except (FileNotFoundError, ValueError):
             epoch = 1
-        if epoch < self._secret_epoch():
+        if epoch < self._secret_epoch:
             self._make_token(self._paths.state / "ray_token")
             _log.info("ray.token_renewed", why="the network's secret was changed")
 

@@ -58,6 +58,11 @@ class RayReads:
     host_patience_s: int | None
     standstills: int
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that Ray is to run with. None: this node is not enrolled."""
+        return self.coming_lease or (self.running.lease if self.running is not None else None)
+
 
 @dataclass(frozen=True)
 class RayInputs:
@@ -79,10 +84,7 @@ class RayReconciler:
     name: ClassVar[str] = "ray"
     condition: ClassVar[str] = RAY_JOINED.name
 
-    def __init__(
-        self, inputs: RayInputs, *, lease: Callable[[], Lease | None], overlay_ready: Callable[[], bool]
-    ) -> None:
-        """``lease``: the lease that Ray is to run with. ``overlay_ready``: whether Ray may start."""
+    def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()
         self.ray = inputs.ray
         self._config = inputs.config
@@ -90,14 +92,13 @@ class RayReconciler:
         self._conditions = inputs.conditions
         self._clock = inputs.clock
         self._key = inputs.key
-        self._lease = lease
-        self._overlay_ready = overlay_ready
         self._verified: RayRecord | None = None
         self._restarts = RestartPolicy(inputs.clock, first_s=1.0, cap_s=60.0)
         self._start_failure: RayClusterError | None = None  # shown while the next start is waited for
         self._put_versions = inputs.board.claim(VERSIONS, self.name)
         self._put_dead_ray = inputs.board.claim(DEAD_RAY, self.name)
-        inputs.board.read(RayReads, self.name, self.wakeup)
+        self._board = inputs.board
+        self._board.read(RayReads, self.name, self.wakeup)
         self._restart_why = ""
         self.drift = DriftReconciler(
             raylet=lambda: self.ray.node.record.raylet if self.ray.node.record and self.ray.node.is_running else None,
@@ -110,6 +111,16 @@ class RayReconciler:
     def ride_through_s(self) -> int:
         """What holds for this node's Ray: the head's own value, which edges learn."""
         return self._config.ride_through_s
+
+    @property
+    def _known(self) -> RayReads:
+        return self._board.select(RayReads)
+
+    @property
+    def _is_overlay_ready(self) -> bool:
+        """The overlay is up under the address that is to stay, and peers answer: from here on Ray may start."""
+        known = self._known
+        return known.coming_lease is None and known.peers_connected
 
     @property
     def user_uid(self) -> int:

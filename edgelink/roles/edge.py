@@ -30,12 +30,7 @@ class Edge(Node):
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self.ray = RayEdgeReconciler(
-            self.ray_inputs(),
-            lease=self.lease_for_ray,
-            overlay_ready=self.is_overlay_ready,
-            cluster_spec=lambda: self.board.facts.cluster_spec,
-        )
+        self.ray = RayEdgeReconciler(self.ray_inputs())
         self._verbs = EdgeRay(self, self.ray)
 
     def routes(self) -> Iterator[Route]:

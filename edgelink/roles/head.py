@@ -84,8 +84,6 @@ class Head(Node):
         self.nodes = Nodes(self, runs)
         self.ray = ray = RayHeadReconciler(
             self.ray_inputs(),
-            lease=self.lease_for_ray,
-            overlay_ready=self.is_overlay_ready,
             members=runs.gang.publishable,
             publish=self._publish,
             on_members=runs.ray_members_changed,
@@ -93,7 +91,6 @@ class Head(Node):
             reported_dead=self.reported_dead_rays,
             epoch_taken=lambda spec: self.registry.epoch_taken(spec) if self.registry else 0,
             gone=self._gone,
-            secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
             edges_open_to=runs.edges_open_to,
         )
         self.run_requests = RunRequests(runs, ray, config.overlay.kind)

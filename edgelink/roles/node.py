@@ -20,7 +20,7 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import Lease, RayDeath, Role
+from edgelink.registry.payloads import RayDeath, Role
 from edgelink.registry.words import word_of
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lease_follower import Occupants
@@ -136,18 +136,6 @@ class Node(Member):
             ray=self.local_ray,
             files=self.files,
         )
-
-    def lease_for_ray(self) -> Lease | None:
-        """The lease that Ray is to run with."""
-        return self.board.facts.coming_lease or (self.membership.lease if self.membership else None)
-
-    def is_overlay_ready(self) -> bool:
-        """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
-        if self.board.facts.coming_lease is not None:
-            return False
-        if self.role is Role.EDGE and self.board.facts.host_patience_s != self.ride_through_s():
-            return False  # Ray's sockets keep what they were made with
-        return self.board.facts.peers_connected
 
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
