@@ -15,8 +15,8 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, HostConfig, Paths
 from edgelink.process import host_tcp
+from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.roles.head import Head
-from edgelink.roles.node import RayReconciler
 from edgelink.roles.ride_through import RideThroughReconciler
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.facts import board_with
@@ -94,7 +94,7 @@ def test_the_heads_own_change_that_waits_for_a_run_is_no_disagreement(host: Host
     assert "up to 5 min" in host.look(waiting, is_heads=True).message
     head = Head(waiting, Paths(tmp_path / "state", tmp_path / "run"), SystemClock(), ThisMachine(), None)
     assert head.ride_through_s() == 60
-    head.ray = cast(RayReconciler, SimpleNamespace(ride_through_s=300))
+    head.ray = cast(RayHeadReconciler, SimpleNamespace(ride_through_s=300))
     assert head.ride_through_s() == 300
 
 

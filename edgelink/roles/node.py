@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from edgelink.api.server import Route
 from edgelink.clock import Clock
@@ -17,8 +17,8 @@ from edgelink.errors import UntrustedError
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger
 from edgelink.ray_cluster.local_ray import LocalRay
-from edgelink.ray_cluster.reconcilers import RayInputs
-from edgelink.reconcile import Reconciler, run_reconciler
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
+from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import RayDeath, Role
 from edgelink.registry.words import word_of
@@ -36,28 +36,10 @@ log = get_logger("node")
 READY_CONDITIONS = required_on(Place.EDGE)  # and on the head
 
 
-class RayReconciler(Reconciler, Protocol):
-    """What a node needs of its Ray."""
-
-    @property
-    def ride_through_s(self) -> int:
-        """The patience that Ray has, or gets, on this node."""
-
-    @property
-    def drift(self) -> Reconciler:
-        """Compares what Ray was started from with what is there now."""
-
-    async def run(self) -> None:
-        """Watch the processes; ends by cancellation only."""
-
-    async def stop(self) -> None:
-        """End this node's Ray, and nothing else."""
-
-
 class Node(Member):
     """One member of the network that takes part in Ray. Head and edge make its Ray, of :meth:`ray_inputs`."""
 
-    ray: RayReconciler
+    ray: RayEdgeReconciler | RayHeadReconciler
     local_ray: LocalRay
 
     def __init__(
