@@ -242,10 +242,6 @@ class RegistryClient:
         self._access.settle()
         self._show_documents()
 
-    def epoch_taken(self, spec: ClusterSpec | None) -> int:
-        """See :meth:`edgelink.registry.documents.Documents.epoch_taken`."""
-        return self.documents.epoch_taken(spec)
-
     async def run(self) -> None:
         """Keep a session with the registry, wherever it is; ends by cancellation only."""
         backoff = Backoff(first_s=0.2, cap_s=5.0)

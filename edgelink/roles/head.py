@@ -89,7 +89,7 @@ class Head(Node):
             on_members=runs.ray_members_changed,
             run_holder=lambda: runs.granted_to,
             reported_dead=self.reported_dead_rays,
-            epoch_taken=lambda spec: self.registry.epoch_taken(spec) if self.registry else 0,
+            epoch_taken=lambda spec: self.registry.documents.epoch_taken(spec) if self.registry else 0,
             gone=self._gone,
             edges_open_to=runs.edges_open_to,
         )
