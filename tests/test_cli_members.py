@@ -64,7 +64,7 @@ def test_each_member_tells_what_it_knows(
     own, *others = rows = members(status, peers)
     assert (own["hostname"], own["state"], own["path"]) == (status["hostname"], "ready", "self")
     assert {row["hostname"]: row["state"] for row in others} == states
-    assert are_well(rows) is not bool({"silent", "offline", "off"} & set(states.values()))
+    assert are_well(rows) is not bool({"silent", "offline"} & set(states.values()))
     assert list(deviations({"schema": 1, "members": rows}, schema.Members)) == []
 
 

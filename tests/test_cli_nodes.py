@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cli_process import start_edgelink
 from telling import Words
@@ -135,7 +136,8 @@ def test_nodes_tells_of_edges_that_are_closed_to_each_other(said: dict[str, str]
     [
         (("ready", "ready"), 0),
         (("ready", "missing"), 1),
-        (("ready", "off"), 1),
+        (("ready", "off"), 0),
+        (("missing", "off"), 1),
         (("ready", "paused"), 75),
         (("missing", "paused"), 75),
         ((None, None), 0),
@@ -146,6 +148,15 @@ def test_the_exit_status_tells_a_pause_from_who_is_missing(states: tuple[str | N
     told = [{"state": state} if state else {} for state in states]
     rows = [{**EDGE, **row, "ready": row.get("state", "ready") == "ready"} for row in told]
     assert nodes.exit_status(rows) == status
+
+
+@pytest.mark.parametrize(("state", "mark"), [("off", "-"), ("paused", "!"), ("silent", "✗")])
+def test_only_what_is_a_fault_is_marked_as_one(state: str, mark: str) -> None:
+    """Who was switched off on purpose is idle."""
+    row = {**EDGE, "ready": False, "state": state, "versions": {}, "wrong": ["why"]}
+    totals = {"enrolled": 1, "nodes": 0, "gpus": 0, "cpus": 0}
+    told = nodes.lines({"nodes": [row], "strangers": [], "left_out": [], "totals": totals}, 80)
+    assert [click.unstyle(line)[0] for line in told if "why" in line] == [mark]
 
 
 def test_a_watch_tells_a_pause_once() -> None:

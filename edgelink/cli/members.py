@@ -52,8 +52,8 @@ def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
 
 
 def are_well(rows: list[dict[str, Any]]) -> bool:
-    """Return whether nobody is known to be away; pure."""
-    return not any(row["state"] in ("offline", "off", "silent") for row in rows)
+    """Return whether nobody is known to be away who was not switched off on purpose; pure."""
+    return not any(row["state"] in ("offline", "silent") for row in rows)
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:

@@ -11,12 +11,13 @@ import click
 from edgelink.api.client import call, call_here
 from edgelink.api.schema import VERSION
 from edgelink.cli import members
-from edgelink.cli.condition_lines import coloured
+from edgelink.cli.condition_lines import MARKS, coloured
 from edgelink.cli.layout import columns, table, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact, watch, watch_option
+from edgelink.condition_table import Weight
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 from edgelink.wording import node_name
@@ -39,7 +40,8 @@ def command(*, as_json: bool, is_watching: bool) -> int:
 
     On the relay and on edges: whom the registry names, how each is reached, and who is away as far as that is known
     there. Exit status 0: all are alive in Ray and answer, or elsewhere nobody is known to be away; 75: somebody is
-    paused; 1: somebody is missing. With --watch: 0, when Ctrl-C ends it.
+    paused; 1: somebody is missing. Who was switched off or has left does not count. With --watch: 0, when Ctrl-C
+    ends it.
     """
     is_head = call_here("GET", "/status")["role"] == "head"
 
@@ -63,10 +65,10 @@ def command(*, as_json: bool, is_watching: bool) -> int:
 
 
 def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:
-    """Who is paused may be back in a moment; pure."""
+    """Who is paused may be back in a moment, and who was switched off is away on purpose; pure."""
     if any(_is_paused(node) for node in nodes):
         return ExitCode.TRY_AGAIN
-    return ExitCode.OK if all(node["ready"] for node in nodes) else ExitCode.FAILED
+    return ExitCode.OK if all(node["ready"] or _is_off(node) for node in nodes) else ExitCode.FAILED
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:
@@ -79,7 +81,8 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
         if ports := node.get("open_ports"):  # a daemon that is older than this command does not tell
             told += wrapped("", f"{node_name(node)} is open to other nodes: {', '.join(ports)}", width)
     for node in found["nodes"]:
-        mark, colour = ("!", "yellow") if node["ready"] or _is_paused(node) else ("✗", "red")
+        is_there = node["ready"] or _is_paused(node)
+        mark, colour = ("!", "yellow") if is_there else MARKS[Weight.IDLE if _is_off(node) else Weight.WRONG]
         for text in node["wrong"]:
             told += _marked(mark, colour, f"{node_name(node)}: {text}", width)
     for stranger in found["strangers"]:
@@ -111,6 +114,10 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
 
 def _is_paused(node: dict[str, Any]) -> bool:
     return node.get("state") == "paused"  # an older daemon does not tell
+
+
+def _is_off(node: dict[str, Any]) -> bool:
+    return node.get("state") == "off"
 
 
 def _marked(mark: str, colour: str, text: str, width: int) -> list[str]:
