@@ -88,6 +88,27 @@ async def test_a_metered_node_has_three_of_its_keepalives_to_come_back(network: 
         assert set(client.statuses) == {head_key.node_id}
 
 
+async def test_a_metered_node_is_one_also_once_its_session_has_ended(network: Network) -> None:
+    """By its last status: an older node's Last Will does not tell. By its will, to a head that has heard no status."""
+    key, membership = network.member("edge-1")
+    head = network.member("cloud", Role.HEAD)
+    first, second = Follower(network, *head), Follower(network, *head)
+    edge = Follower(network, key, membership)
+    edge.board.given(is_metered=True)
+    async with first.running() as client:
+        async with edge.running() as edge_client:
+            edge_client.publish_status(status(key, "Ready").model_copy(update={"metered": True}))
+            await edge.clock.advance(1)
+            older = NodeStatus(node_id=key.node_id, online=False)
+            network.say(network.topics.status(key.node_id), older)
+            await first.clock.advance(0)
+            assert (client.facts.lost, client.facts.metered) == ({key.node_id}, {key.node_id})
+        await first.clock.advance(0)
+        assert client.facts.metered == {key.node_id}
+    async with second.running() as client:
+        assert (client.facts.lost, client.facts.metered) == ({key.node_id}, {key.node_id})
+
+
 async def test_the_head_hears_two_voices_of_one_node(network: Network) -> None:
     """Also while the registry is away: by the statuses alone. Restarts are none, nor is the end of an earlier life."""
     key, _ = network.member("edge-1")

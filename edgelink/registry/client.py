@@ -339,9 +339,10 @@ class RegistryClient:
         await self._follow_as(address, present)
 
     async def _follow_as(self, address: str, password: str) -> None:
-        will = NodeStatus(node_id=self._node_id, online=False, instance=self.life.instance)
+        is_metered = self._known.is_metered
+        will = NodeStatus(node_id=self._node_id, online=False, instance=self.life.instance, metered=is_metered)
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
-        login, keepalive_s = self._login(password), METERED_KEEPALIVE_S if self._known.is_metered else KEEPALIVE_S
+        login, keepalive_s = self._login(password), METERED_KEEPALIVE_S if is_metered else KEEPALIVE_S
         async with self._transport.connect(address, login, will=last_will, keepalive_s=keepalive_s) as session:
             await session.subscribe(*self._subscriptions())
             with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them

@@ -55,7 +55,10 @@ class StatusBoard:
             return None
         if status.node_id != node_id:
             return None
-        if not _is_anothers_end(status, self.statuses.get(node_id)):
+        known = self.statuses.get(node_id)
+        if not _is_anothers_end(status, known):
+            if known is not None and not status.online:  # its last word is newer than its session's Last Will
+                status = status.model_copy(update={"metered": known.metered})
             self.statuses[node_id] = status
             self._heard.add(node_id)
             self._note(node_id, status)
