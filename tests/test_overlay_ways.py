@@ -34,6 +34,7 @@ from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks
 
 OWN_IP, NETWORK, HEAD_IP = IPv4Address("10.10.0.3"), IPv4Network("10.10.0.0/24"), IPv4Address("10.10.0.2")
+RELAY_IP = IPv4Address("10.10.0.1")
 SPEC = OverlaySpec(
     hostname="edge-1",
     network_name="n",
@@ -116,17 +117,17 @@ def test_root_and_rays_user_are_always_asked_for() -> None:
 
 def test_of_nodes_that_the_kernel_cannot_tell_apart_one_is_asked_about() -> None:
     """A thousand nodes cost a few questions; those in networks of somebody's come first."""
-    members = {IPv4Address("10.10.0.2") + number: f"edge-{number}" for number in range(1000)}
+    members = [HEAD_IP + number for number in range(1000)]
     whole = [IPv4Network("10.10.0.0/16"), IPv4Network("10.0.0.0/8"), IPv4Network("192.168.1.2/32")]
-    assert distinct(members, []) == distinct(members, whole) == [(HEAD_IP, "edge-0", 1000)]
+    assert distinct(members, []) == distinct(members, whole) == [tuple(members)]
     half, one = IPv4Network("10.10.0.0/25"), IPv4Network("10.10.0.9/32")
     assert distinct(members, [*whole, half, one]) == [
-        (IPv4Address("10.10.0.9"), "edge-7", 1),
-        (HEAD_IP, "edge-0", 125),
-        (IPv4Address("10.10.0.128"), "edge-126", 874),
+        (IPv4Address("10.10.0.9"),),
+        tuple(ip for ip in members if ip in half and ip not in one),
+        tuple(ip for ip in members if ip not in half),
     ]
     assert len(distinct(members, [IPv4Network(ip) for ip in members])) == 1000
-    assert distinct({}, [half]) == []
+    assert distinct([], [half]) == []
 
 
 WAYS_BESIDE = {
@@ -196,25 +197,34 @@ RULE = Rule(50, 100, users=range(RAY, RAY + 1))
 )
 def test_a_way_that_is_not_the_overlays_is_named(answer: Answer, before: list[Rule], remedy: str, words: Words) -> None:
     """With the route or rule, who made it, and what to do."""
-    relay, cloud = Found("relay (10.10.0.1)", 1, OVERLAYS, True), Found("cloud (10.10.0.2)", 3, answer, True)
+    alike = (HEAD_IP, IPv4Address("10.10.0.4"), IPv4Address("10.10.0.5"))
+    relay, cloud = (
+        Found("relay (10.10.0.1)", (RELAY_IP,), OVERLAYS, True),
+        Found("cloud (10.10.0.2)", alike, answer, True),
+    )
     found = judge([relay, cloud, cloud], "et0", before)
+    assert found.unreached == set(alike)
     assert remedy in found.remedy
     words(found.elsewhere)
     words(found.remedy)
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_ours"),
-    [(OVERLAYS, True), (OVERLAYS, False), (REFUSED, True), (REFUSED, False)],
+    ("answer", "is_ours", "unreached"),
+    [(OVERLAYS, True, ()), (OVERLAYS, False, ()), (REFUSED, True, (HEAD_IP,)), (REFUSED, False, ())],
     ids=["the overlay", "the overlay, for others", "the device is away", "the device is away, for others"],
 )
-def test_what_is_as_it_should_be_is_not_told_of(answer: Answer, is_ours: bool) -> None:
+def test_what_is_as_it_should_be_is_not_told_of(
+    answer: Answer, is_ours: bool, unreached: tuple[IPv4Address, ...]
+) -> None:
     """While the device is away our own route refuses. That fault is the device's, and told as such."""
-    assert judge([Found("cloud", 1, answer, is_ours)], "et0", [RULE]) == Ways()
+    found = [Found("cloud", (HEAD_IP,), answer, is_ours)]
+    assert judge(found, "et0", [RULE]) == Ways(unreached=frozenset(unreached))
 
 
 def test_a_rule_that_picks_none_of_ours_is_a_caveat() -> None:
-    found = judge([Found("cloud", 1, OVERLAYS, True), Found("cloud", 1, AWAY, False)], "et0", [Rule(50, 100, mark=5)])
+    answers = ((OVERLAYS, True), (AWAY, False))
+    found = judge([Found("cloud", (HEAD_IP,), *each) for each in answers], "et0", [Rule(50, 100, mark=5)])
     assert found.elsewhere == ""
     assert "50: from all fwmark 0x5 lookup 100" in found.caveat
 

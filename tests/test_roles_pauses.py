@@ -13,6 +13,7 @@ from edgelink.conditions import ConditionSet
 from edgelink.duration import brief
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
+from edgelink.overlay.ways import Ways
 from edgelink.ray_cluster.pause import Pause
 from edgelink.registry.payloads import Directory
 from edgelink.roles.pauses import Inputs, Pauses, Seen, silent_members
@@ -25,6 +26,7 @@ FINE: dict[str, Any] = {
     "directory": DIRECTORY,
     "ray_alive": frozenset({"10.10.0.2", "10.10.0.3"}),
     "overlay_is_up": True,
+    "ways": Ways(),
     "answering": {"edge-1": 5.0},
 }
 
@@ -46,7 +48,9 @@ def inputs(**other: Any) -> Inputs:
 
 ONE = frozenset({EDGE_1.node_id})
 ECHO = {"answering": {}, "unheard": {"edge-1": 91.0}, "silent": {"edge-1": 96.0}}
-BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay", asked_since_s=60.0)})
+NO_WAY = Ways(unreached=frozenset({EDGE_1.overlay_ip}))
+NO_OVERLAY = {"answering": {}, "overlay_is_up": False, "ways": NO_WAY}
+BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay and route", asked_since_s=60.0)})
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,20 @@ BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay", asked_since_s=60.0)})
         ({**ECHO, "is_metered": True}, Pause(91.0, "echo", is_metered=True, asked_since_s=96.0)),
         # one word against an echo is not enough: its daemon alone is away
         ({"lost": ONE}, None),
-        # against nobody's it counts, from when it is heard on
-        ({"answering": {}, "lost": ONE}, Pause(NOW_S, "registry", asked_since_s=NOW_S)),
+        # nor is one where nobody asks: the broker had a hiccup, a daemon is new, a device has another MTU
         ({"answering": {}}, None),
-        ({"answering": {}, "overlay_is_up": False}, Pause(NOW_S, "overlay", asked_since_s=NOW_S)),
+        ({"answering": {}, "lost": ONE}, None),
+        ({"answering": {}, "overlay_is_up": False}, None),
+        ({"answering": {}, "ways": NO_WAY}, None),
+        # two are, from when both are known on
+        ({**NO_OVERLAY, "ways": Ways(), "lost": ONE}, Pause(NOW_S, "registry and overlay", False, NOW_S)),
+        (NO_OVERLAY, Pause(NOW_S, "overlay and route", asked_since_s=NOW_S)),
+        ({**NO_OVERLAY, "lost": ONE}, Pause(NOW_S, "registry and overlay and route", asked_since_s=NOW_S)),
+        # to a daemon that never heard it, the first question that it did not answer is the beginning
+        ({**ECHO, "unheard": {"edge-1": None}}, Pause(96.0, "echo", asked_since_s=96.0)),
         # a silence goes on until an answer ends it
-        ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay", asked_since_s=60.0)),
+        ({"answering": {}, "own": BEFORE}, Pause(60.0, "overlay and route", asked_since_s=60.0)),
+        ({"answering": {}, "own": BEFORE, "lost": ONE}, Pause(60.0, "overlay and route", asked_since_s=60.0)),
         ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo", asked_since_s=60.0)),
         ({"own": BEFORE}, None),
         # while Ray does not list the head itself, nobody can say who is a member: who was silent is, until it answers

@@ -152,7 +152,8 @@ class Standing(TypedDict):
     paused_s: Annotated[float | None, "seconds since its last answer; null: it is not paused"]
     gives_up_in_s: Annotated[float | None, "seconds until Ray may give it up, at the earliest; null: it is not paused"]
     told_by: Annotated[
-        str | None, "who says that it is paused: echo, registry, overlay (this machine's own is down), or several"
+        str | None,
+        "who says that it is paused: echo; registry, overlay (not up here), route (none into it here), or several",
     ]
 
 

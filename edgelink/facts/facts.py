@@ -98,7 +98,7 @@ class Facts:
         listing: the ids of the EasyTiers that ours lists, and whether each is reached directly.
         echo_wishes: how often this daemon has wanted every other node asked at once.
         last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
-        ways: by which device the kernel sends to the other nodes, where that is not the overlay's.
+        ways: to whom the kernel does not send by the overlay's device, and by which it does instead.
         host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
         easytier_version: the version of the EasyTier that is used here. None: not known yet.
         versions: the versions of Ray, Python and what is trained with, once they are known.

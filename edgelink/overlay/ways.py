@@ -68,11 +68,13 @@ class Ways:
         elsewhere: whose packets would leave by another device than the overlay's, and why. Empty: nobody's.
         remedy: what to do about that.
         caveat: which rule before ours leads elsewhere without being anybody's of ours. Empty: none.
+        unreached: overlay addresses whose packets leave by another device than the overlay's, or by none.
     """
 
     elsewhere: str = ""
     remedy: str = ""
     caveat: str = ""
+    unreached: frozenset[IPv4Address] = frozenset()
 
     @property
     def in_words(self) -> str:
@@ -219,13 +221,13 @@ class Found(NamedTuple):
 
     Attributes:
         who: the node, in words.
-        alike: how many nodes the answer holds for.
+        alike: overlay addresses of the nodes that the answer holds for.
         answer: the route.
         is_ours: whether root or Ray's user was asked about.
     """
 
     who: str
-    alike: int
+    alike: tuple[IPv4Address, ...]
     answer: Answer
     is_ours: bool
 
@@ -255,11 +257,12 @@ async def look(
         told_apart += [rule.destination for rule in before]
         asked = questions(before, own_ip, network, uids)
         found: list[Found] = []
-        groups = distinct(others_to_ask(own_ip, network, members), filter(None, told_apart))
-        for ip, name, alike in groups[: max(1, _MOST_QUESTIONS // len(asked))]:
+        others = others_to_ask(own_ip, network, members)
+        groups = distinct(others, filter(None, told_apart))
+        for alike in groups[: max(1, _MOST_QUESTIONS // len(asked))]:
             for question, is_ours in asked:
-                answer = await _ask(netlink, ip, question, names)
-                found.append(Found(f"{name} ({ip})", alike, answer, is_ours))
+                answer = await _ask(netlink, alike[0], question, names)
+                found.append(Found(f"{others[alike[0]]} ({alike[0]})", alike, answer, is_ours))
     ways = judge(found, device, before)
     beside = forwarded_elsewhere(before, routes, device, own_ip, network)
     return (
@@ -286,10 +289,8 @@ def rules_before_ours(messages: Iterable[Any]) -> tuple[list[Rule], bool]:
     return before, False
 
 
-def distinct(
-    members: Mapping[IPv4Address, str], told_apart: Iterable[IPv4Network]
-) -> list[tuple[IPv4Address, str, int]]:
-    """Return one node of each group that the kernel cannot tell apart, and how many there are in the group; pure.
+def distinct(members: Iterable[IPv4Address], told_apart: Iterable[IPv4Network]) -> list[tuple[IPv4Address, ...]]:
+    """Return the groups of nodes that the kernel cannot tell apart; pure.
 
     The kernel tells two addresses apart where one is in a network of a route or rule, and the other is not. So a
     thousand nodes cost a few questions. Groups in more networks come first.
@@ -301,8 +302,7 @@ def distinct(
         within = [(length, int(ip) & mask) for length, mask in masks.items()]
         key = tuple(number for each in within if each in networks for number in each)
         groups.setdefault(key, []).append(ip)
-    in_order = sorted(groups, key=len, reverse=True)
-    return [(groups[key][0], members[groups[key][0]], len(groups[key])) for key in in_order]
+    return [tuple(groups[key]) for key in sorted(groups, key=len, reverse=True)]
 
 
 def forwarded_elsewhere(
@@ -346,20 +346,19 @@ def judge(found: Sequence[Found], device: str, before: Sequence[Rule]) -> Ways:
         before: the rules before ours.
     """
     refusing = [rule for rule in before if rule.action != _TO_TABLE]
-
-    def is_elsewhere(answer: Answer) -> bool:
-        return answer.leads_elsewhere(device) or bool(answer.refusal and refusing)
-
-    wrong = [each for each in found if each.is_ours and is_elsewhere(each.answer)]
+    failed = [each for each in found if each.is_ours and (each.answer.refusal or each.answer.leads_elsewhere(device))]
+    unreached = frozenset(ip for each in failed for ip in each.alike)
+    wrong = [each for each in failed if refusing or not each.answer.refusal]
     if wrong:
-        whose = sum({each.who: each.alike for each in wrong}.values())
+        whose = len({ip for each in wrong for ip in each.alike})
         more = f", and for {whose - 1} more" if whose > 1 else ""
-        return _elsewhere(f"{wrong[0].who}{more}", wrong[0].answer, device, before, refusing)
+        ways = _elsewhere(f"{wrong[0].who}{more}", wrong[0].answer, device, before, refusing)
+        return replace(ways, unreached=unreached)
     others = [each.answer for each in found if not each.is_ours and each.answer.leads_elsewhere(device)]
     if others:
         rule = next((rule for rule in before if rule.table == others[0].table), None)
-        return Ways(caveat=_leads_elsewhere(rule, others[0]))
-    return Ways()
+        return Ways(caveat=_leads_elsewhere(rule, others[0]), unreached=unreached)
+    return Ways(unreached=unreached)
 
 
 def _leads_elsewhere(rule: Rule | None, route: Answer) -> str:

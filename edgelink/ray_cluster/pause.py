@@ -14,7 +14,8 @@ class Pause:
 
     Attributes:
         since_s: its last answer, on the monotonic clock.
-        told_by: who says that it is silent: "echo", "registry", both, or "overlay" where this machine's own is down.
+        told_by: who says that it is silent, joined by " and ": "echo", "registry", and of this machine "overlay" (not
+            up) and "route" (none into it for that node).
         is_metered: a question costs money at either end, so it is asked seldom.
         asked_since_s: the first question that it did not answer.
     """

@@ -1,8 +1,9 @@
 """Which members of the cluster are paused: alive in Ray, because it rides through, and not answering.
 
-Whatever anybody knows counts: three lost echoes, the broker's word that a node is gone where no echo contradicts it,
-and this machine's own overlay that is down. A silence ends with an answer. Nothing follows from a pause but that it is
-told: Ray's word and ``ride_through`` decide what becomes of a run.
+Three lost echoes in a row are enough. Where no echo can be asked, it takes two facts: the broker's word that the node
+is gone, that this machine's overlay is not up, and that the kernel has no way into it for that node. Each alone has
+other causes. An answer ends a silence. Nothing follows from a pause but that it is told: Ray's word and
+``ride_through`` decide what becomes of a run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from edgelink.duration import brief
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
+from edgelink.overlay.ways import Ways
 from edgelink.ray_cluster.pause import Pause
 from edgelink.registry.payloads import Directory, DirectoryEntry
 from edgelink.roles.peers import METERED
@@ -58,6 +60,7 @@ class Inputs:
     directory: Directory | None
     ray_alive: frozenset[str]
     overlay_is_up: bool
+    ways: Ways
     answering: Mapping[str, float]
     unheard: Mapping[str, float | None]
     silent: Mapping[str, float]
@@ -138,8 +141,8 @@ def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
 def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
     """Return the silence of each member that is alive in Ray and does not answer, by node id; pure.
 
-    A silence that nobody can tell the beginning of begins now. While Ray does not list the head itself, nobody can say
-    who is a member: who was silent is until it answers.
+    The silence of a node that never answered begins with the first question, or now where it was not asked. While Ray
+    does not list the head itself, nobody can say who is a member: who was silent is until it answers.
     """
     found, entries = dict[str, Pause](), now.directory.entries if now.directory is not None else ()
     is_ray_known = any(entry.node_id == own_id and str(entry.overlay_ip) in now.ray_alive for entry in entries)
@@ -149,18 +152,21 @@ def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
         if node_id == own_id or node_id in now.stopped or not is_member:
             continue
         says = {
-            "overlay": not now.overlay_is_up,
             "echo": entry.hostname in now.unheard or entry.overlay_ip in now.impostors,
             "registry": node_id in now.lost,
+            "overlay": not now.overlay_is_up,
+            "route": entry.overlay_ip in now.ways.unreached,
         }
-        told_by = " and ".join(name for name, is_so in says.items() if is_so)
-        if entry.hostname in now.answering or not (told_by or known):
+        told = [name for name, is_so in says.items() if is_so]
+        is_certain = says["echo"] or len(told) > 1
+        if entry.hostname in now.answering or not (is_certain or known):
             continue
-        heard_s = now.unheard.get(entry.hostname)
-        since_s = heard_s if heard_s is not None else known.since_s if known is not None else at_s
+        told_by = known.told_by if known and not is_certain else " and ".join(told)
+        asked_s, heard_s = now.silent.get(entry.hostname), now.unheard.get(entry.hostname)
+        began_s = known.since_s if known is not None else asked_s if asked_s is not None else at_s
+        since_s = began_s if heard_s is None else heard_s
         is_metered = now.is_metered or node_id in now.metered
-        asked_s = now.silent.get(entry.hostname, since_s)
-        found[node_id] = Pause(since_s, told_by or (known.told_by if known else ""), is_metered, asked_s)
+        found[node_id] = Pause(since_s, told_by, is_metered, since_s if asked_s is None else asked_s)
     return found
 
 
