@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from truth import assert_told_truly
 from xdist.scheduler import LoadScopeScheduling
 
 from edgelink.errors import EasyTierNotFoundError, EdgelinkError
@@ -154,6 +155,15 @@ def pytest_runtest_makereport(
     if report.failed and item.parent is not None and item.get_closest_marker("story"):
         item.parent.stash.setdefault(_FAILED, item.name)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Hold the views of the labs of a test with this mark against an observer, faults and all."""
+    if item.get_closest_marker("told_truly") is None:
+        return (yield)
+    with tempfile.TemporaryDirectory() as directory, assert_told_truly(lambda: _labs_of(item), Path(directory)):
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

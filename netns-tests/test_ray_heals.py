@@ -40,7 +40,7 @@ FIRST, MORE = 5, 8  # iterations of training before the first reboot, and after 
 HELPER = "/run/edgelink/ray/helper.py"
 TABLE = Path(__file__).with_name("node_table.py")
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier"), pytest.mark.told_truly]
 
 
 class NodeTable:

@@ -29,7 +29,7 @@ SETTLED_S = 15.0  # what comes of the death has begun by then
 DEATHS = ("silent", "killed") if os.environ.get("EDGELINK_SOAK") == "1" else ("silent",)
 EDGE = "edge-1"
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier"), pytest.mark.told_truly]
 
 
 def carriers(lab: Lab) -> set[str]:

@@ -46,7 +46,7 @@ TENSOR_MIB = 48
 TOLD_S, GREEN_S = 10.0, 5.0  # until a node that is cut off is paused everywhere, and until it is not any more
 RUN = ["edgelink", "run", "--no-preflight", "--", "python"]
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier"), pytest.mark.told_truly]
 
 
 @pytest.fixture(scope="module")
@@ -293,13 +293,13 @@ def test_an_edge_that_is_cut_off_is_paused_on_every_view(road: Road, driver: Out
     print(
         f"paused {paused[0][0] - cut_at:.1f} s after the cut, back {again[0][0] - answered_at:.1f} s after its answer"
     )
-    assert {view: edge in well for view, well in told.items()} == dict.fromkeys(told, False)
+    assert {view: None if well is None else edge in well for view, well in told.items()} == dict.fromkeys(told, False)
     assert told["nodes"] == told["metrics"] == {CLOUD, EDGES[0]}
     assert nodes.returncode == ExitCode.TRY_AGAIN
     assert "node_paused" in [notice["code"] for notice in plan["notices"]]
     assert f"{edge}: paused" in watched
     assert f"{edge} is paused" in output
-    assert {view: edge in well for view, well in told_after.items()} == dict.fromkeys(told, True)
+    assert all(well is not None and edge in well for well in told_after.values())
     assert len(paused) == len(again) == 1
     assert paused[0][0] - cut_at <= TOLD_S
     assert again[0][0] - answered_at <= GREEN_S
