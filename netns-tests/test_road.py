@@ -8,16 +8,18 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pty
 import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import port_scan
@@ -614,21 +616,35 @@ def test_a_stopped_installation_leaves_only_its_state(road: Road) -> None:
             probe.connect(str(lab.host_path(node, Paths().node_socket)))
 
 
+def on_a_terminal(argv: Sequence[str | Path]) -> tuple[int, str]:
+    """Run a command on a terminal of 80 columns and 24 rows; its exit status, and what it wrote there."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"})
+    os.close(theirs)
+    told = b""
+    with suppress(OSError):  # EIO: nobody has the terminal open any more
+        while part := os.read(ours, 1 << 16):
+            told += part
+    os.close(ours)
+    return process.wait(timeout=280), told.decode()
+
+
 @pytest.mark.long
 def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
-    """`edgelink lab run`: what ran, as it reports itself; the policy improves; nothing is left behind."""
+    """`edgelink lab run`: what ran, as it reports itself; the policy improves; nothing is left behind.
+
+    What it says fits a terminal of 80 columns, and ends with what to do next.
+    """
     report_file = tmp_path / "report.json"
     name = f"test-{os.getpid()}"
-    result = subprocess.run(
-        [Path(sys.executable).with_name("edgelink"), "lab", "run", "--name", name, "--report", report_file],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout
+    program = Path(sys.executable).with_name("edgelink")
+    status, told = on_a_terminal([program, "lab", "run", "--name", name, "--report", report_file])
+    assert status == 0, told
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", told).strip())
+    assert [line for line in lines if len(line) > 80] == []
+    assert lines[-1].endswith("tutorial")
     report = json.loads(report_file.read_text())
     nodes = {node["name"]: node for node in report["nodes"]}
     assert {name: node["overlay_ip"] for name, node in nodes.items()} == {

@@ -34,7 +34,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     other_seats,
     talking_pairs,
 )
-from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, size, to_dict, warning
+from edgelink.training.trainer.link_budget.words import duration, lines, mbit, rounded, size, to_dict, warning
 from edgelink.training.trainer.offers import Told
 
 CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
@@ -459,6 +459,13 @@ def test_numbers_are_written_without_powers_of_ten(written: str, expected: str) 
     assert written == expected
 
 
+@pytest.mark.parametrize(
+    ("seconds", "written"), [(0.00016, "0.16 ms"), (0.0033, "3.3 ms"), (0.12, "0.12 s"), (80, "80 s")]
+)
+def test_what_takes_less_than_a_tenth_of_a_second_is_told_in_milliseconds(seconds: float, written: str) -> None:
+    assert duration(seconds) == written
+
+
 def test_a_policy_that_takes_minutes_and_a_pace_of_a_million_are_written_out() -> None:
     """Ten gigabytes at 1 Mbit/s."""
     large = work(weights_bytes=10e9, max_policy_lag=1, wanted_env_steps_per_s=1e6)
@@ -642,8 +649,8 @@ class TestOfRun:
         # much for the quickest offer, what the others took longer, and 0.2 s to fetch them.
         number = r"0\.\d+ Mbit/s"
         counted = rf"sent 0.25 Mbit/s \({number}\), received 0.5 Mbit/s \({number}\)"
-        assert re.fullmatch(rf"  edge-1: .* 0.25 s \(0.054\), {counted}", first)
-        assert re.fullmatch(r"  edge-2: .* 0.35 s \(0.054\)", second)
+        assert re.fullmatch(rf"  edge-1: .* 0.25 s \(54 ms\), {counted}", first)
+        assert re.fullmatch(r"  edge-2: .* 0.35 s \(54 ms\)", second)
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048

@@ -410,6 +410,18 @@ def test_progress_is_cut_between_its_fields(columns: int, shown: str) -> None:
     assert fitted("step  1/20  4 s left  lag 6", columns) == shown
 
 
+def test_a_line_is_no_wider_than_the_terminal_and_whole_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
+    line = "  edge-1: sent 0.201 Mbit/s, received 0.0731 Mbit/s"
+    terminal, file = Terminal(is_terminal=True), Terminal(is_terminal=False)
+    for out in (terminal, file):
+        Voice(out).say(line)
+    assert file.getvalue() == f"{line}\n"
+    assert [len(each) <= 30 for each in terminal.getvalue().splitlines()] == [True, True]
+    assert terminal.getvalue().split() == line.split()
+
+
 def test_a_full_disk_costs_lines_and_not_the_training() -> None:
     """None of what it says; nor does Python fail at its end, for what is still to be written."""
     with Path("/dev/full").open("w") as full:

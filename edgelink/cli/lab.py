@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edgelink.cli.layout import UNLIMITED, columns, table, tell, wrapped
 from edgelink.cli.options import F, Group, json_option
 
 _DEFAULT_NAME = "lab"
@@ -166,10 +167,14 @@ def status(*, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    cells = [["NODE", "DAEMON", "OVERLAY IP", "ADDRESSES, LINK"]]
     for row in rows:
         addresses = " ".join(address for found in row["addresses"].values() for address in found)
-        wan = f"  {row['wan']}" if row["wan"] else ""
-        click.echo(f"{row['node']:<14} {row['phase'] or '-':<9} {row['overlay_ip'] or '-':<12} {addresses}{wan}")
+        cells.append([row["node"], row["phase"] or "-", row["overlay_ip"] or "-", f"{addresses}  {row['wan']}"])
+    width = columns()
+    indent = len(table(cells, UNLIMITED, ())[0]) - len(cells[0][-1])
+    for line in table(cells, UNLIMITED, ()):
+        click.echo("\n".join(wrapped("", line, width, indent=indent)))
 
 
 @command.command("down")
@@ -190,7 +195,7 @@ def _require_easytier() -> None:
 
     easytier = find_easytier(None, default_cache_dir())
     if easytier.build:
-        click.echo(f"EasyTier {easytier.full_version}", err=True)
+        tell(f"EasyTier {easytier.full_version}", err=True)
 
 
 def _lab(name: str) -> Any:
@@ -207,4 +212,4 @@ def _road(name: str) -> Any:
     from edgelink.clock import SystemClock
     from edgelink.lab.road import Road
 
-    return Road(_lab(name), SystemClock(), lambda line: click.echo(line, err=True))
+    return Road(_lab(name), SystemClock(), lambda line: tell(line, err=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.table import Table
 from edgelink.cli.layout import say
 from edgelink.errors import ExitCode
 from edgelink.lab.road import Road, run_report, write_demo_cluster, write_report
+from edgelink.service.units import own_program
 
 _TRAIN_TIMEOUT = "3m"
 
@@ -70,8 +73,13 @@ def show_summary(report: dict[str, Any]) -> None:
         )
     console.print(workers)
     before, after = report["return_before"], report["return_after"]
-    console.print(f"return {before:.1f} before, {after:.1f} after training ({after / before:.1f} times)")
-    console.print("  ".join(f"{name} {seconds:.1f} s" for name, seconds in report["stages"].items()))
+    took_s = sum(report["stages"].values())
+    console.print(
+        f"return {before:.1f} before, {after:.1f} after training ({after / before:.1f} times); {took_s:.0f} s in all"
+    )
+    program = "edgelink" if shutil.which("edgelink") else os.path.relpath(own_program()[0])
+    console.print(f"next: such machines to try commands on:  {program} lab up", soft_wrap=True, highlight=False)
+    console.print("next: the same on your own machines:  the documentation's tutorial", highlight=False)
 
 
 def _mib(count: int | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import yaml
 
+from edgelink.cli.layout import tell
 from edgelink.cli.patience import call
 from edgelink.cli.preflight import exchange, nodes_that_talk
 from edgelink.config import load_config
@@ -252,6 +253,7 @@ def _link_lines(links: Measured) -> list[str]:
 def show(budget: Budget) -> None:
     """The links on stdout as the plan is, the warning on stderr."""
     click.echo()
-    click.echo("\n".join(budget.told))
+    for line in budget.told:
+        tell(line)
     if budget.warning:
-        click.echo(f"{'refused' if budget.is_refused else 'warning'}: {budget.warning}", err=True)
+        tell(f"{'refused' if budget.is_refused else 'warning'}: {budget.warning}", err=True)

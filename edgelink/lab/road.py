@@ -24,7 +24,10 @@ from edgelink.lab.topology import CLOUD, RELAY, edge_name
 
 READY_TIMEOUT_S = 120.0
 _LOOK_S = 0.1
-_TELL_S = 10.0  # how long people wait without a word
+_EXPECTED_S = 2.0  # how long people wait without a word
+_TELL_S = 10.0  # and for the next one
+
+_SILENT = {"message": "its daemon does not answer yet"}
 
 Say = Callable[[str], None]
 
@@ -88,7 +91,7 @@ class Road:
         os.close(starting.pop(name))
 
     def add_relay(self, name: str) -> None:
-        """``edgelink bootstrap --join`` on one more machine with a public address, until it is ready."""
+        """``edgelink relay --join`` on one more machine with a public address, until it is ready."""
         made = self.lab.exec(RELAY, ["edgelink", "token", "create", "--role", "relay"], capture=True, check=True)
         token = self.lab.host_path(name, Paths().runtime) / "token"
         token.touch(0o600)
@@ -123,7 +126,7 @@ class Road:
             DeadlineError: it was not ready in time; says at which condition it stands.
         """
         begun_s = self._clock.monotonic_s()
-        deadline_s, tell_s, told = begun_s + timeout_s, begun_s + _TELL_S, ""
+        deadline_s, tell_s, told = begun_s + timeout_s, begun_s + _EXPECTED_S, ""
         while True:
             status = self.status(name)
             if status is not None and status["ready"]:
@@ -136,9 +139,10 @@ class Road:
                 raise DeadlineError(f"lab node {name} was not ready after {timeout_s:g} s: {'; '.join(_unmet(status))}")
             if now_s > tell_s:
                 tell_s = now_s + _TELL_S
-                if (first := _unmet(status)[0]) != told:
-                    self._say(f"  {name} waits: {first}")
-                    told = first
+                first = next((one for one in _missing(status) if one["reason"] != "NotObserved"), _SILENT)
+                if (message := first["message"]) != told:
+                    self._say(f"  {name} waits: {message}")
+                    told = message
             self._clock.block(_LOOK_S)
 
     def run(self, argv: list[str], *, cluster_file: Path, timeout: str = "3m") -> int:
@@ -152,8 +156,11 @@ class Road:
 
 def _unmet(status: dict[str, Any] | None) -> list[str]:
     """What keeps a node from being ready, in words; never empty."""
-    unmet = [c for c in (status or {}).get("conditions", []) if c["status"] != "True"]
-    return [f"{c['type']} {c['reason']}: {c['message']}" for c in unmet] or ["its daemon does not answer"]
+    return [f"{c['type']} {c['reason']}: {c['message']}" for c in _missing(status)] or [_SILENT["message"]]
+
+
+def _missing(status: dict[str, Any] | None) -> list[dict[str, str]]:
+    return [c for c in (status or {}).get("conditions", []) if c["status"] != "True"]
 
 
 def edge_names(edges: int) -> list[str]:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import urllib.error
 import urllib.request
@@ -277,7 +278,11 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"easytier: {text}\n")
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    lines = textwrap.wrap(
+        f"easytier: {text}", width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    sys.stderr.write("\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -287,7 +292,7 @@ def main() -> int:
     except EasyTierNotFoundError as error:
         _say(str(error))
         return int(error.exit_code)
-    _say(f"{binary.full_version} at {binary.core}")
+    _say(f"{binary.version} at {binary.core}")
     return 0
 
 

@@ -479,7 +479,7 @@ def main(arguments: Sequence[str], package: Path) -> int:
     except (Stopped, Exception) as error:
         signals.release()
         if stopped := stop_behind(error):
-            name = signal.Signals(stopped.number).name
+            name = "Ctrl+C" if stopped.number == signal.SIGINT else signal.Signals(stopped.number).name
             voice.complain(f"edgelink train: stopped by {name}; nothing of it runs any more. {options.how_to_go_on}")
             return 128 + stopped.number
         if isinstance(error, TrainerError):

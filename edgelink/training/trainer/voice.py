@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import TextIO
 
@@ -23,9 +24,9 @@ class Voice:
         self._progress = ""
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Write a line that stays, no wider than the terminal."""
         clear = _CLEAR if self._progress else ""
-        self._write(f"{clear}{line}\n{self._progress}")
+        self._write(f"{clear}{folded(line) if self._is_terminal else line}\n{self._progress}")
 
     def progress(self, line: str) -> None:
         """How far it is; takes the place of the line before on a terminal."""
@@ -45,7 +46,7 @@ class Voice:
     def complain(self, line: str) -> None:
         """Why it ends, on standard error."""
         with suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+            print(folded(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         """What cannot be written to the very end is nobody's any more: Python would end with status 120 for it."""
@@ -61,6 +62,14 @@ class Voice:
         with suppress(OSError):  # what is still in the buffer goes out with the next one
             self._out.write(text)
             self._out.flush()
+
+
+def folded(line: str) -> str:
+    """Return ``line`` broken between words where the terminal ends, with what follows indented further."""
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    parts = textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(parts) or line
 
 
 def fitted(line: str, columns: int) -> str:

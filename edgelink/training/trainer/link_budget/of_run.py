@@ -21,7 +21,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     Work,
     observation_bytes,
 )
-from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, to_dict, warning
+from edgelink.training.trainer.link_budget.words import duration, lines, mbit, rounded, to_dict, warning
 
 if TYPE_CHECKING:  # they need numpy, which the command line has to do without
     from edgelink.training.trainer.learning.spaces import Spaces
@@ -299,7 +299,7 @@ class RunBudget:
         for node in sorted({load.source for load in prediction.loads} - {self._seats.actor[0]}):
             parts = []
             if node in sync_s and node in prediction.sync_s:
-                parts.append(f"a new policy after {rounded(sync_s[node])} s ({rounded(prediction.sync_s[node])})")
+                parts.append(f"a new policy after {duration(sync_s[node])} ({duration(prediction.sync_s[node])})")
             if node in self._counted:
                 sent, received = self._counted[node]
                 expected_sent, expected_received = traffic(prediction, node)

@@ -54,7 +54,7 @@ def lines(prediction: Prediction, work: Work, measured: Measured) -> list[str]:
     for load in prediction.loads:
         told += _wrapped(f"  {measured.name(load.source)} → {measured.name(load.target)}: {_parts(load)} an update")
     for node, seconds in prediction.sync_s.items():
-        told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {rounded(seconds)} s")
+        told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {duration(seconds)}")
     return [*told, *_pace(prediction, work)]
 
 
@@ -141,9 +141,9 @@ def _pace(prediction: Prediction, work: Work) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """In 80 columns; a number stays with what it is of."""
+    """In 80 columns, two of which a run's own indent takes; a number stays with what it is of."""
     kept = line.replace(" ", _KEPT).replace(f",{_KEPT}", ", ")
-    return [each.replace(_KEPT, " ") for each in textwrap.wrap(kept, 80, subsequent_indent=4 * _KEPT)]
+    return [each.replace(_KEPT, " ") for each in textwrap.wrap(kept, 78, subsequent_indent=4 * _KEPT)]
 
 
 def _parts(load: Load) -> str:
@@ -162,6 +162,11 @@ def size(count: float) -> str:
         if float(f"{count:.3g}") >= factor:  # as it is written
             return f"{plain(count / factor, 3)} {unit}"
     return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Such as ``0.16 ms`` or ``3.3 s``."""
+    return f"{rounded(1000 * seconds)} ms" if seconds < 0.1 else f"{rounded(seconds)} s"
 
 
 def rounded(value: float) -> str:
