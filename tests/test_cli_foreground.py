@@ -160,6 +160,11 @@ def test_warnings_and_errors_are_always_shown(
     assert told.isprintable()
 
 
+def test_a_warning_that_is_a_sentence_is_shown_without_the_events_name(terminal: Terminal) -> None:
+    terminal.log.warning("node.clock_off", message="this machine's clock is 9 s slow", hint="keep it right")
+    assert terminal.lines == ["! this machine's clock is 9 s slow; keep it right"]
+
+
 def test_a_fault_that_is_logged_and_a_condition_is_said_once(terminal: Terminal) -> None:
     """Whichever of the two comes first."""
     terminal.log.warning("overlay.failed", reason="PortBusy", error="port 11010 is taken")

@@ -4,6 +4,7 @@ goes on; no root, no systemd, no network."""
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -586,7 +587,7 @@ def test_a_token_is_soon_no_argument_any_more(tmp_path: Path) -> None:
     world = World(tmp_path)
     token = world.token().encode()
     assert Token.parse(token)
-    code = "import sys; from edgelink.cli.up import hide_argument; hide_argument(sys.argv[2]); print(); input()"
+    code = "import sys; from edgelink.cli.options import read_token; read_token(sys.argv[2], None); print(); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "up", token, "--hostname", "robot"],
         stdin=subprocess.PIPE,
@@ -598,3 +599,24 @@ def test_a_token_is_soon_no_argument_any_more(tmp_path: Path) -> None:
         words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
         process.communicate("\n", timeout=10)
     assert words[3:7] == ["up", "x" * len(token), "--hostname", "robot"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("argument", ["None", "'-'"])
+def test_a_person_is_asked_for_the_token_and_the_terminal_does_not_show_it(tmp_path: Path, argument: str) -> None:
+    token = World(tmp_path).token().encode()
+    ours, theirs = pty.openpty()
+    code = f"from edgelink.cli.options import read_token; print(read_token({argument}, None))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        shown = b""
+        while b"token" not in shown:
+            shown += os.read(ours, 1024)
+        os.write(ours, f"{token}\n".encode())
+        read, _ = process.communicate(timeout=10)
+    os.close(theirs)
+    shown += os.read(ours, 1024)
+    os.close(ours)
+    assert read.decode().strip() == token
+    assert token.encode() not in shown

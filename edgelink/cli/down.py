@@ -18,8 +18,8 @@ def command(*, timeout_s: float, config_path: Path | None) -> None:
 
     `edgelink up`, without a token, brings it back. Refused (75) while a run is in progress.
     """
-    from edgelink import log
     from edgelink.cli import service_steps
+    from edgelink.cli.foreground import show_warnings
     from edgelink.cli.patience import waiting_for
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
@@ -28,7 +28,7 @@ def command(*, timeout_s: float, config_path: Path | None) -> None:
     from edgelink.service.installation import to_disable
     from edgelink.service.steps import do
 
-    log.configure(verbose=False, quiet=True)
+    show_warnings()
     service_steps.require_root()
     service_steps.require_the_machines_own_node()
     machine, paths, config = service_steps.this_machine(), Paths.from_environment(), config_to_end_by(config_path)

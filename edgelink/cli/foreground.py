@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 import click
 import structlog
 
+from edgelink import log
 from edgelink.cli.condition_lines import REQUIRED, Condition, coloured, note, weight_among
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.patience import EXPECTED_S
@@ -30,6 +32,11 @@ _STEPS = {
 _SAID_BY_CONDITIONS = {"ways.elsewhere"}  # which judge it once the overlay is up
 _NO_DETAIL = {"event", "level", "timestamp", "component", "exception", "reason", "error"}
 _SENTENCES = {"what", "why", "message", "hint"}  # keys whose values say all
+
+
+def show_warnings(*, verbose: bool = False) -> None:
+    """Have a command that ends soon show warnings, as sentences for people; with ``verbose`` the whole log."""
+    log.configure(verbose=verbose, quiet=True, renderer=None if verbose else Steps(sys.stderr))
 
 
 class Steps:
@@ -123,9 +130,9 @@ class Steps:
         if text and text in self._latest:
             return
         self._latest.append(text)
-        what = event["event"].replace(".", ": ", 1).replace("_", " ")
+        what = "" if "message" in event else event["event"].replace(".", ": ", 1).replace("_", " ") + ": "
         mark, colour = ("!", "yellow") if method == "warning" else ("✗", "red")
-        told = printable(f"{what}: {'; '.join(filter(None, [text, *details]))}".removesuffix(": "))
+        told = printable(f"{what}{'; '.join(filter(None, [text, *details]))}".removesuffix(": "))
         self._write(coloured(mark, colour, wrapped(f"{mark} ", told, self._width, indent=2)))
 
     def _write(self, lines: list[str]) -> None:

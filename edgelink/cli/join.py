@@ -47,13 +47,13 @@ def command(
     config_path: Path | None,
     verbose: bool,
 ) -> None:
-    """Enrol this machine with TOKEN (- reads it from stdin): it gets its address, rank and secrets.
+    """Enrol this machine with TOKEN: it gets its address, rank and secrets.
 
-    Doing it again with the same token gives the same lease. With --service, exit status 75 says that the node is not
-    Ready yet; its service goes on trying.
+    TOKEN is asked for on a terminal; - reads it from stdin. The same token again gives the same lease. With --service,
+    exit status 75 says that the node is not Ready yet; its service goes on trying.
     """
-    from edgelink import log
     from edgelink.cli import daemon
+    from edgelink.cli.foreground import show_warnings
     from edgelink.cli.patience import waiting_for
     from edgelink.clock import SystemClock
     from edgelink.config import Paths, load_config
@@ -66,7 +66,7 @@ def command(
 
         machine = service_steps.require_systemd()
         service_steps.require_startable(machine, ("head", "edge"))
-    log.configure(verbose=verbose, quiet=True)
+    show_warnings(verbose=verbose)
     config = load_config(config_path)
     daemon.require_network_administrator(config)
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)

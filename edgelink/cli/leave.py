@@ -22,7 +22,7 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     configuration stay. Refused (75) while a run is in progress. The relay is told, and keeps the lease until the
     operator frees it.
     """
-    from edgelink import log
+    from edgelink.cli.foreground import show_warnings
     from edgelink.cli.patience import waiting_for
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
@@ -36,7 +36,7 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
         say_goodbye,
     )
 
-    log.configure(verbose=False, quiet=True)
+    show_warnings()
     config, paths = config_to_end_by(config_path), Paths.from_environment()
     refuse_to_leave(config, paths, SystemClock())
     refuse_beside_container()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -121,8 +122,8 @@ def verbose_option(function: F) -> F:
 def read_token(argument: str | None, file: str | None, *, required: bool = True) -> str | None:
     """The token's text from the argument (``-`` is stdin) or ``--token-file``.
 
-    A token on the command line is accepted because it is short-lived and used once; a file or stdin keeps it out of
-    the process list altogether.
+    A required token that is not given is asked for on a terminal. A token on the command line is accepted because it is
+    short-lived and used once; it is overwritten there. All other ways keep it out of the process list altogether.
     """
     if argument and file:
         context = click.get_current_context(silent=True)
@@ -130,17 +131,39 @@ def read_token(argument: str | None, file: str | None, *, required: bool = True)
             raise click.UsageError("give the token either as an argument or with --token-file")
         # What was typed is meant, not what the image was given.
     if argument and argument != "-":
+        hide_argument(argument)
         return argument.strip()
     source = "-" if argument == "-" else file
-    if source is None:
-        if required:
-            raise click.UsageError("no token: give it as an argument, with --token-file FILE, or `-` for stdin")
+    if source is None and not required:
         return None
+    if source in (None, "-") and sys.stdin.isatty():
+        return ask_token()
+    if source is None:
+        raise click.UsageError("no token: give it as an argument, with --token-file FILE, or `-` for stdin")
     try:
         with click.open_file(source, "rb") as stream:
             return text_of(stream.read(), source).strip()
     except OSError as error:
         raise click.UsageError(f"--token-file {source}: {error.strerror}") from error
+
+
+def ask_token() -> str:
+    """Return the token that a person types or pastes at the terminal, which does not show it."""
+    return str(click.prompt("token (it is not shown)", hide_input=True, err=True)).strip()
+
+
+def hide_argument(secret: str) -> None:
+    """Overwrite ``secret`` in this process's command line, which every user of the machine can read."""
+    import ctypes
+
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no /proc, in which nobody can read it either
+        return
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the fields 48 and 49; see proc(5)
+    at = ctypes.string_at(begin, end - begin).find(secret.encode())
+    if at >= 0:
+        ctypes.memset(begin + at, ord("x"), len(secret.encode()))
 
 
 def text_of(content: bytes, source: str) -> str:

@@ -22,11 +22,11 @@ def command(*, everywhere: bool, timeout_s: float, config_path: Path | None) -> 
     """
     if everywhere:
         return _stop_everywhere(timeout_s)
-    from edgelink import log
+    from edgelink.cli.foreground import show_warnings
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.config import Paths
 
-    log.configure(verbose=False, quiet=True)
+    show_warnings()
     told = stop_node(config_to_end_by(config_path), Paths.from_environment(), timeout_s)
     for line in told or ["nothing of EdgeLink runs here"]:
         click.echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 
@@ -60,12 +59,10 @@ def command(
     Exit status 75: it is not Ready yet; its service goes on trying.
     """
     text = read_token(token, token_file, required=False)
-    if text is not None and text == token:
-        hide_argument(token)
-    from edgelink import log
+    from edgelink.cli.foreground import show_warnings
     from edgelink.cli.up_steps import Wishes, bring_up
 
-    log.configure(verbose=False, quiet=True)
+    show_warnings()
     wishes = Wishes(
         token=text,
         relay=relay,
@@ -82,15 +79,3 @@ def command(
     except (KeyboardInterrupt, click.Abort):
         say("interrupted; the same command goes on where it stopped")
         raise
-
-
-def hide_argument(secret: str) -> None:
-    """Overwrite ``secret`` in this process's command line, which every user of the machine can read."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # no /proc, in which nobody can read it either
-        return
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the fields 48 and 49; see proc(5)
-    at = ctypes.string_at(begin, end - begin).find(secret.encode())
-    if at >= 0:
-        ctypes.memset(begin + at, ord("x"), len(secret.encode()))

@@ -17,6 +17,7 @@ import click
 from edgelink.cli import daemon, service_steps
 from edgelink.cli.join import described
 from edgelink.cli.layout import tell
+from edgelink.cli.options import ask_token
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.relay_request import ask_registry
 from edgelink.cli.token import command_to_paste
@@ -89,8 +90,7 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
     service_steps.require_the_machines_own_node()
     config_file, config = _configuration(wishes.config_path)
     if road is Road.ASK:
-        text = click.prompt("token (it is not shown)", hide_input=True, err=True)
-        token, road = Token.parse(text), Road.JOIN
+        token, road = Token.parse(ask_token()), Road.JOIN
     if token is not None:
         refuse_other_network(membership, token, paths)
     enrols = token is not None and road is not Road.GO_ON
