@@ -27,7 +27,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "systemctl restart": "test_systemd.py::test_a_restart_leaves_easytier_and_ray_running",
         "systemctl": "test_systemd_relay.py"
         "::test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit",
-        "edgelink bootstrap": "test_relays.py::test_the_registry_is_restored_at_an_address_that_nobody_knows",
+        "edgelink relay": "test_relays.py::test_the_registry_is_restored_at_an_address_that_nobody_knows",
     },
     "disk-images": {
         "edgelink leave": "test_clones.py::test_a_copy_becomes_a_node_of_its_own",
@@ -118,14 +118,14 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink robot replay": "test_robot_replay.py::test_the_cell_does_the_same_again",
         "edgelink robot": "test_trainer_robot.py::test_a_person_does_it_by_command",
     },
-    "second-relay": {"edgelink bootstrap": "test_relays.py::test_a_second_relay_joins_and_everyone_learns_of_it"},
+    "second-relay": {"edgelink relay": "test_relays.py::test_a_second_relay_joins_and_everyone_learns_of_it"},
     "slurm": {"sbatch": "test_slurm.py::test_one_allocation_is_one_cluster"},
     "systemd": {
         "edgelink join": "test_systemd.py::test_joining_with_a_service_is_the_same",
         "edgelink service install": "test_systemd.py::test_children_in_the_daemons_own_unit_outlive_it_too",
         "systemctl status": "test_systemd.py::test_easytier_and_ray_are_units_of_their_own",
     },
-    "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
+    "take-over-by-hand": {"edgelink relay": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
     "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
     "report": {"edgelink report --story": "test_cli_report.py::test_the_story_is_told_of_the_recorder"},
     "wait-for-nodes": {

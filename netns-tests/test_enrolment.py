@@ -493,7 +493,7 @@ def test_the_relay_is_stopped_and_started(inhabited: Lab) -> None:
     inhabited.stop("relay")
     assert leftovers(inhabited, "relay") == []
     assert_error(inhabited.exec("relay", ["edgelink", "status"], capture=True), 1, "DaemonNotRunning")
-    assert_error(inhabited.exec("relay", ["edgelink", "token", "list"], capture=True), 1, "edgelink bootstrap")
+    assert_error(inhabited.exec("relay", ["edgelink", "token", "list"], capture=True), 1, "edgelink relay")
     start_relay(inhabited)
 
 

@@ -17,7 +17,7 @@ import pytest
 from telling import refuses
 
 from edgelink.api import connections, server
-from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call, how_to_start
 from edgelink.api.server import Caller, LocalApi, route, stream_route, user_name
 from edgelink.cli.status import daemons_here
 from edgelink.clock import SystemClock
@@ -276,7 +276,7 @@ def test_who_asks_the_registry_elsewhere_is_sent_to_the_relay(tmp_path: Path) ->
     [
         ("bootstrap.sock", "node.sock", "an edge"),
         ("node.sock", "bootstrap.sock", "on the relay"),
-        ("node.sock", "gone.sock/node.sock", "`edgelink bootstrap`"),
+        ("node.sock", "gone.sock/node.sock", "`edgelink relay`"),
     ],
 )
 async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: str, asked: str, hint: str) -> None:
@@ -284,6 +284,14 @@ async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: 
     async with LocalApi(tmp_path / runs).serving():
         with refuses(DaemonNotRunningError, hint):
             await ask(tmp_path / asked, "GET", "/status")
+
+
+def test_a_machine_that_is_enrolled_is_told_its_own_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(tmp_path))
+    assert all(f"`edgelink {role}`" in how_to_start() for role in ("relay", "head", "edge"))
+    Paths.from_environment().membership.write_text('{"lease": {"role": "head"}}')
+    assert "`edgelink head`" in how_to_start()
+    assert "`edgelink edge`" not in how_to_start()
 
 
 def test_only_root_and_those_named_may() -> None:

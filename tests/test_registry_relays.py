@@ -138,7 +138,7 @@ def test_a_relay_that_cannot_be_dialled_is_refused(world: World) -> None:
     """A relay token used by `edgelink join` would make a relay that nobody finds."""
     token = world.token(Role.RELAY)
     result = world.enrol(NodeKey.generate(), token, "relay-2", role=None)
-    assert "edgelink bootstrap --join" in result.reply.error_hint
+    assert "edgelink relay --join" in result.reply.error_hint
     assert [lease.hostname for lease in world.store.leases()] == ["relay"]
     assert world.authority.tokens()[0].uses_left == 1
 

@@ -288,9 +288,9 @@ async def test_without_nf_tables_it_is_said_what_is_open(
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:
-    """The hint names a command that exists: on a relay's machine, `edgelink bootstrap`."""
+    """The hint names a command that exists: on a relay's machine, `edgelink relay`."""
     world = World(tmp_path)
     key = NodeKey.generate()
     membership = world.authority.relay_membership(key, "relay")
-    with pytest.raises(ConfigError, match=r"enrolled as relay, not as edge.*`edgelink bootstrap`"):
+    with pytest.raises(ConfigError, match=r"enrolled as relay, not as edge.*`edgelink relay`"):
         require_role(membership, Role.EDGE)

@@ -20,10 +20,9 @@ from edgelink.errors import EdgelinkError, ExitCode, UsageError
 _RELAYS = "bootstrap.sock"
 # The daemons' sockets, by name (edgelink.config.paths); where the other one is to be asked.
 _KINDS = (
-    (_RELAYS, "`edgelink bootstrap`", "on the head or an edge"),
-    ("node.sock", "a node's daemon", "on the relay"),
+    (_RELAYS, "the relay's daemon", "on the head or an edge"),
+    ("node.sock", "the head's or edge's daemon", "on the relay"),
 )
-HOW_TO_START = "`sudo edgelink up` starts it; without systemd `edgelink bootstrap`, `edgelink head` or `edgelink edge`"
 DEFECT = "Defect"  # reason of an error that nobody has meant
 SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
 
@@ -93,6 +92,16 @@ def without_socket(socket_path: Path, pid: int) -> DaemonNotRunningError:
     )
 
 
+def how_to_start() -> str:
+    """Return what starts this machine's daemon: the one of its role, if this user may read which that is."""
+    try:
+        role = json.loads(Paths.from_environment().membership.read_bytes())["lease"]["role"]
+        verbs = f"`edgelink {role}`"
+    except (OSError, ValueError, LookupError, TypeError):
+        verbs = "`edgelink relay`, `edgelink head` or `edgelink edge`"
+    return f"`sudo edgelink up` starts it; without systemd {verbs}"
+
+
 def _nobody_answers(silent: Path) -> DaemonNotRunningError:
     """Where nobody answers on ``silent``; the machine may run the other kind of daemon."""
     if pid := daemon_without_socket(silent):
@@ -104,17 +113,17 @@ def _nobody_answers(silent: Path) -> DaemonNotRunningError:
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             if probe.connect_ex(str(other)) == 0:
                 return DaemonNotRunningError(
-                    f"no EdgeLink daemon answers on {silent}: {is_here} alone runs on this machine",
-                    hint=f"ask {elsewhere}, or start that one's daemon here",
+                    f"this command asks another daemon than {is_here}, which alone runs on this machine",
+                    hint=f"run it {elsewhere}; if this machine is both, `sudo edgelink up` starts the other daemon",
                 )
     if silent.name == _RELAYS:
         return DaemonNotRunningError(
             f"no EdgeLink daemon answers on {silent}",
-            hint="ask on the relay; if this is it, `sudo edgelink up` or `edgelink bootstrap` starts its daemon",
+            hint="run it on the relay; if this is it, `sudo edgelink up` or `edgelink relay` starts its daemon",
         )
     return DaemonNotRunningError(
         f"no EdgeLink daemon answers on {silent}",
-        hint=HOW_TO_START,
+        hint=how_to_start(),
     )
 
 

@@ -1,4 +1,4 @@
-"""``edgelink bootstrap``: the relay daemon."""
+"""``edgelink relay``: the relay daemon."""
 
 from __future__ import annotations
 

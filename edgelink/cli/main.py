@@ -34,7 +34,7 @@ GROUPS = {
         "version": "print EdgeLink's version",
     },
     "Run": {
-        "bootstrap": "run the relay's daemon (`relay` is another name for it)",
+        "relay": "run the relay's daemon",
         "head": "run the head's daemon, for good or for one command",
         "edge": "run an edge's daemon",
         "run": "run a training command on the cluster (head)",
@@ -68,7 +68,8 @@ GROUPS = {
 }
 _VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
 _NAME_WIDTH = max(map(len, _VERBS))  # the groups' columns are one
-_ALIASES = {"relay": "bootstrap"}
+_ALIASES = {"bootstrap": "relay"}  # units, images and scripts of before have it
+_MODULES = {"relay": "bootstrap"}
 
 
 class _LazyGroup(Group):
@@ -79,7 +80,8 @@ class _LazyGroup(Group):
         verb = _ALIASES.get(cmd_name, cmd_name)
         if verb not in _VERBS:
             return None
-        command = importlib.import_module(f"edgelink.cli.{verb.replace('-', '_')}").command
+        module = _MODULES.get(verb, verb).replace("-", "_")
+        command = importlib.import_module(f"edgelink.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -22,7 +22,6 @@ This page is generated from the commands (`python -m edgelink.cli.reference`).
 """
 _HOW_TO = {
     "access": "access",
-    "bootstrap": "second-relay",
     "completion": "look",
     "dashboard": "dashboard",
     "env": "driver-environment",
@@ -32,6 +31,7 @@ _HOW_TO = {
     "ping": "look",
     "plan": "plan",
     "registry": "registry",
+    "relay": "second-relay",
     "report": "report",
     "revoke": "revoke",
     "robot": "robots",

@@ -204,7 +204,7 @@ def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> No
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
-    states = {"token": "can join", "held": "holds that lease already", "relay": "a relay: use `bootstrap --join`"}
+    states = {"token": "can join", "held": "holds that lease already", "relay": "a relay: use `edgelink relay --join`"}
     for machine in answer["machines"]:
         click.echo(f"{machine['hostname']:<32} {machine['token'] or states[machine['state']]}")
 
@@ -236,7 +236,7 @@ def backup(*, file: Path) -> None:
 def restore(*, file: BinaryIO, replace: bool) -> None:
     """Put the registry of a backup on this machine.
 
-    FILE - is stdin. Start `edgelink bootstrap` afterwards.
+    FILE - is stdin. Start `edgelink relay` afterwards.
     A new machine becomes the relay that the backup was made on; an additional relay of the network stays what it is,
     and gets the registry besides. A machine that holds a registry is refused; with --replace it goes back to the
     backup, while no daemon runs. What the registry has granted since then is not known any more.
@@ -255,9 +255,9 @@ def restore(*, file: BinaryIO, replace: bool) -> None:
     if restored.set_aside:
         click.echo(f"the registry that was here lies in {restored.set_aside}", err=True)
     if restored.is_moved:
-        click.echo("now restart:  edgelink bootstrap   (nodes find it at the address they know)", err=True)
+        click.echo("now restart:  edgelink relay   (nodes find it at the address they know)", err=True)
     else:
-        click.echo("now run:  edgelink bootstrap --advertise ADDRESS", err=True)
+        click.echo("now run:  edgelink relay --advertise ADDRESS", err=True)
     click.echo("never start the old relay again with its old state directory", err=True)
 
 

@@ -89,8 +89,9 @@ def require_systemd() -> Machine:
     machine = this_machine()
     if not machine.is_booted:
         raise MissingDependencyError(
-            "this machine is not run by systemd, which is to run the service",
-            hint="`edgelink join` without --service enrols it; start the daemon by what runs this machine",
+            "this machine does not run systemd, which would start EdgeLink's service",
+            hint="start the daemon yourself: on the relay `edgelink relay --advertise HOST`; on head and edges "
+            "`edgelink join TOKEN`, then `edgelink head` or `edgelink edge`",
             reason="NoSystemd",
         )
     return machine

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from edgelink.api.client import (
-    HOW_TO_START,
     SILENCE_S,
     DaemonError,
     DaemonNotRunningError,
     call,
     daemon_without_socket,
+    how_to_start,
     without_socket,
 )
 from edgelink.api.schema import VERSION
@@ -96,7 +96,7 @@ def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[di
     if not daemons:
         raise DaemonNotRunningError(
             "no EdgeLink daemon runs on this machine",
-            hint=HOW_TO_START,
+            hint=how_to_start(),
         )
     return daemons, silent
 

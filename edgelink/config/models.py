@@ -193,7 +193,7 @@ AddressRange = Annotated[tuple[IPv4Address, IPv4Address], BeforeValidator(_addre
 
 
 class RelayConfig(_Section):
-    """``relay:`` what ``edgelink bootstrap`` makes and offers."""
+    """``relay:`` what ``edgelink relay`` makes and offers."""
 
     network_name: Annotated[str, _matching(r"[A-Za-z0-9_.-]{1,64}", "1 to 64 letters, digits, dots, dashes and _")] = (
         Field("edgelink", description="EasyTier network name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgelink.api.client import HOW_TO_START
+from edgelink.api.client import how_to_start
 from edgelink.condition_table.informing import NODES_READY
 from edgelink.conditions import Status
 from edgelink.doctor.check import Finding, Surroundings, Verdict
@@ -16,7 +16,7 @@ def daemon_ready(surroundings: Surroundings) -> Finding:
         return Finding(
             Verdict.FAILED,
             "no EdgeLink daemon runs on this machine",
-            remedy=HOW_TO_START,
+            remedy=how_to_start(),
         )
     if surroundings.silent:
         remedy = (

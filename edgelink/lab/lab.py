@@ -404,7 +404,7 @@ class Lab:
     # -- the nodes' daemons
 
     def start(self, node: str, args: Sequence[str] = (), *, env: Mapping[str, str] | None = None) -> PinnedProcess:
-        """Start the node's daemon (``edgelink bootstrap``, ``head`` or ``edge``), its output to ``daemon_log``."""
+        """Start the node's daemon (``edgelink relay``, ``head`` or ``edge``), its output to ``daemon_log``."""
         verb = self._daemon_verb(node)
         if running := self.daemon(node):
             raise LabError(f"lab node {node}: its daemon already runs, pid {running.pid}")

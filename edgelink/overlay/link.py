@@ -214,7 +214,7 @@ def check_collision(cidr: IPv4Network, networks: Iterable[LocalNetwork]) -> None
             raise OverlayAddressError(
                 f"the overlay network {cidr} collides with {item.network}, which this machine reaches through "
                 f"{item.device}",
-                hint="give the overlay another network (relay.cidr, before the first `edgelink bootstrap`), "
+                hint="give the overlay another network (relay.cidr, before the first `edgelink relay`), "
                 f"or renumber {item.device}",
                 reason="CidrCollision",
             )

@@ -194,7 +194,7 @@ def _next_address(
         else f"all addresses{of_whom} are taken",
         hint="free the lease of a node that is gone with `edgelink registry release NODE --now` on the relay "
         f"(`edgelink registry list` shows them; {resting} rest after a release, which the same command ends); a "
-        "larger network needs a new `edgelink bootstrap` with `relay.cidr`",
+        "larger network needs a new `edgelink relay` with `relay.cidr`",
     )
 
 

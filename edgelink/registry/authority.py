@@ -1,4 +1,4 @@
-"""The one authority that grants leases; on the relay, in the bootstrap daemon.
+"""The one authority that grants leases; on the relay, in its daemon.
 
 It decides (:meth:`Authority.enrol`), signs, and has the store make it durable before anyone hears of it. It knows
 nothing of MQTT: :mod:`edgelink.registry.service` brings the requests and carries the replies.
@@ -191,7 +191,7 @@ class Authority:
             if token.role is Role.RELAY and request.relay is None:
                 raise ConfigError(
                     f"the token {token.token_id} is for a relay, which has to say where it is dialled",
-                    hint="use it with `edgelink bootstrap --join` on a machine with a public address",
+                    hint="use it with `edgelink relay --join` on a machine with a public address",
                 )
             reached("enrol.verified")
             if existing is None:

@@ -91,7 +91,7 @@ def backup(paths: Paths, clock: Clock) -> bytes:
 
 
 def restore(data: bytes, paths: Paths, clock: Clock, *, replace: bool = False) -> Restored:
-    """Put a backup's registry on this machine; ``edgelink bootstrap`` serves it from then on.
+    """Put a backup's registry on this machine; ``edgelink relay`` serves it from then on.
 
     A machine that is a relay of this network stays the relay that it is. What is half there already (a database
     without keys, or the other way round) is completed, so an interrupted restoration can be repeated.

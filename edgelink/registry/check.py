@@ -66,7 +66,7 @@ def _damage(database: sqlite3.Connection) -> list[str]:
     if version > SCHEMA_VERSION:
         return [f"it was written by a newer EdgeLink (schema {version}, this one knows {SCHEMA_VERSION})"]
     if version < SCHEMA_VERSION:
-        return [f"it has the schema of an older EdgeLink ({version}): start `edgelink bootstrap`, which migrates it"]
+        return [f"it has the schema of an older EdgeLink ({version}): start `edgelink relay`, which migrates it"]
     found = [row[0] for row in database.execute("PRAGMA integrity_check(20)")]
     found = [f"damaged: {text}" for text in found if text != "ok"]
     found += [

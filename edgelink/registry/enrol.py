@@ -45,7 +45,7 @@ from edgelink.timeouts import timeout
 
 CONNECT_TIMEOUT_S = 10.0
 _CLOCK_OFF_S = 60.0
-ASK_AGAIN_S = 2.0  # a request is lost when the bootstrap daemon restarts at that moment
+ASK_AGAIN_S = 2.0  # a request is lost when the relay's daemon restarts at that moment
 
 log = get_logger("registry")
 

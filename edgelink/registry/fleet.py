@@ -108,7 +108,7 @@ def import_fleet(
 
 def _import(store: RegistryStore, issuer: TokenIssuer, entry: FleetEntry, ttl_s: float, claims: Claims) -> Imported:
     if entry.is_relay or entry.role is Role.RELAY:
-        return Imported(entry, "relay", None)  # it says itself where it is dialled: `bootstrap --join`
+        return Imported(entry, "relay", None)  # it says itself where it is dialled: `edgelink relay --join`
     lease = store.find_lease(entry.hostname)
     if lease is not None:
         same = {

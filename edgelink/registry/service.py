@@ -1,4 +1,4 @@
-"""The registry's side of MQTT, in the bootstrap daemon: keeps the broker running and speaks for the authority on it.
+"""The registry's side of MQTT, in the relay's daemon: keeps the broker running and speaks for the authority on it.
 
 Each session with the broker begins by bringing its users in step with the store and publishing what everyone may
 know (directory, leases); then it serves enrolments. What the store says and the broker was not told, because someone

@@ -74,9 +74,8 @@ def require_role(membership: Membership, role: Role) -> None:
     """Refuse to run as what the lease does not say."""
     lease = membership.lease
     if lease.role is not role and not (role is Role.RELAY and lease.is_relay):
-        verb = "bootstrap" if lease.role is Role.RELAY else lease.role.value
         raise ConfigError(
             f"this machine is enrolled as {lease.role.value}, not as {role.value}",
-            hint=f"run `edgelink {verb}` here, or join with a token of --role {role.value}",
+            hint=f"run `edgelink {lease.role.value}` here, or join with a token of --role {role.value}",
             reason="WrongRole",
         )
