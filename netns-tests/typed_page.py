@@ -61,6 +61,7 @@ class Desk(ABC):
         self._names = names
         self._replaced = dict(replaced or {})
         self._tokens: list[str] = []
+        self.took_s: list[tuple[Step, float]] = []
 
     def do(self, step: Step) -> str:
         """Type a command; what it says, in which is what the page shows."""
@@ -72,7 +73,8 @@ class Desk(ABC):
         places = self._names if step.machine == EVERYWHERE else [step.machine]
         with ThreadPoolExecutor() as pool:
             said = list(pool.map(lambda name: self.type(name, command, step.shown), places))
-        print(f"{step.machine}$ {step.command}   # {time.monotonic() - started_s:.1f} s\n{said[0]}")
+        self.took_s.append((step, time.monotonic() - started_s))
+        print(f"{step.machine}$ {step.command}   # {self.took_s[-1][1]:.1f} s\n{said[0]}")
         self._tokens += re.findall(r"^elt1_\S+$", said[0], re.MULTILINE)
         for seen in said:
             assert missing(step.shown, seen) == [], f"{step.machine}$ {step.command}\n{seen}"
