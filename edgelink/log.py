@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import MutableMapping
 from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +27,7 @@ _longest_first: tuple[str, ...] | None = ()  # the same: one may be a part of an
 _hiding = threading.Lock()
 _recent: deque[str] = deque(maxlen=2000)
 _logged = 0  # lines in all
+_FILE_BYTES = 5 << 20  # then a new one is begun, and one old one is kept
 _MIN_SECRET_LENGTH = 8  # anything shorter would blank ordinary words
 
 
@@ -101,12 +105,42 @@ class _Tolerant:
             self._stream.flush()
 
 
-def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None, renderer: Any = None) -> None:
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class _LogFile(RotatingFileHandler):
+    """The log as JSON lines in a file. A full disk, or a directory that may not be made, costs lines only."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=1, encoding="utf-8", delay=True)
+
+    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        self.emit(logging.makeLogRecord({"msg": json.dumps(event, default=str)}))
+        return event
+
+    def _open(self) -> Any:
+        Path(self.baseFilename).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say nothing: :func:`recent` has the line."""
+
+
+def configure(
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    stream: Any = None,
+    renderer: Any = None,
+    file: Path | None = None,
+) -> None:
     """Set up logging for a process; called once, by the CLI.
 
     Args:
         quiet: log warnings and worse only.
         renderer: the last processor of structlog. None: colours on a terminal, else JSON.
+        file: gets every line, too, as JSON; the one before it ends in ``.1``.
     """
     stream = stream or sys.stderr
     tolerant: Any = _Tolerant(stream)
@@ -124,6 +158,7 @@ def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None,
             structlog.processors.format_exc_info,
             _redact_event,
             _remember,
+            *([] if file is None else [_LogFile(file)]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

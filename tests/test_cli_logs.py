@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +20,7 @@ from test_cli_report import node  # noqa: F401 - a fixture
 from edgelink import log
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli import logs
+from edgelink.cli.foreground import Steps
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, UsageError
@@ -50,6 +54,41 @@ def shown(*argv: str) -> list[str]:
         raise result.exception
     assert result.return_value == 0
     return result.output.splitlines()
+
+
+@pytest.fixture
+def on_a_terminal(here: Node) -> Iterator[Any]:
+    """Has a daemon's log written as on a terminal without `-v`, for a role."""
+    before = structlog.get_config()
+
+    def start(role: str) -> Any:
+        log.configure(renderer=Steps(io.StringIO()), file=here[0].daemon_log(role))
+        return log.get_logger("node")
+
+    yield start
+    structlog.configure(**before)
+
+
+def test_a_daemon_that_ran_on_a_terminal_has_left_its_log(here: Node, on_a_terminal: Any) -> None:
+    """Whatever its role; without secrets, readable by root only."""
+    paths, secrets = here
+    shutil.rmtree(paths.logs)
+    log.hide(*secrets.values())
+    for role in ("relay", "head", "edge"):
+        on_a_terminal(role).info(f"{role}.odd", why=next(iter(secrets.values())))
+    assert [told.split()[3:] for told in shown()] == [[f"{role}.odd", "why=***"] for role in ("relay", "head", "edge")]
+    assert len(shown("-n", "1")) == 1
+    assert {stat.S_IMODE(each.stat().st_mode) for each in paths.logs.iterdir()} == {0o600}
+    assert stat.S_IMODE(paths.logs.stat().st_mode) == 0o700
+    with pytest.raises(DaemonNotRunningError):
+        shown("--follow")
+
+
+def test_a_log_that_cannot_be_written_costs_the_daemon_nothing(here: Node, on_a_terminal: Any) -> None:
+    shutil.rmtree(here[0].logs)
+    here[0].logs.touch()
+    on_a_terminal("head").info("head.odd")
+    assert "head.odd" in log.recent()[-1]
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[Any]:

@@ -23,18 +23,21 @@ from edgelink.wording import role_in_words
 def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:
     """Logging, configuration and directories of a daemon; refuses what cannot work before anything starts.
 
-    A person at a terminal sees the steps of the start. ``verbose`` shows the log there.
+    A person at a terminal sees the steps of the start, and the log goes into a file. ``verbose`` shows the log there.
     """
     is_for_people = sys.stderr.isatty() and not verbose
-    log.configure(verbose=verbose, renderer=Steps(sys.stderr) if is_for_people else None)
+    paths, role = Paths.from_environment(), role_in_words(click.get_current_context().info_name or "")
+    if is_for_people:
+        log.configure(renderer=Steps(sys.stderr), file=paths.daemon_log(role))
+    else:
+        log.configure(verbose=verbose)
     if config_path is not None:  # whoever reads it again means the same file
         os.environ["EDGELINK_CONFIG"] = str(config_path.absolute())
     config = load_config(config_path)
     require_network_administrator(config)
     if is_for_people:
-        role = role_in_words(click.get_current_context().info_name or "")
-        click.echo(f"EdgeLink {__version__}, {role}: starts. Ctrl+C stops this node", err=True)
-    return config, Paths.from_environment()
+        click.echo(f"EdgeLink {__version__} starts the {role}. Ctrl+C stops it", err=True)
+    return config, paths
 
 
 def require_network_administrator(config: Config) -> None:

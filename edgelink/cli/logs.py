@@ -72,7 +72,7 @@ def command(
 ) -> int:
     """The log of this machine's daemon: the journal's where it is a unit, else what it remembers (2000 lines).
 
-    As root. Secrets are masked.
+    Of a daemon that has ended, and ran on a terminal: the file that it wrote. As root. Secrets are masked.
 
     Exit status 0, also when Ctrl-C ends --follow; 1: there is nothing to be read.
     """
@@ -114,16 +114,18 @@ def _require_readable(paths: Paths) -> None:
 
 
 def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
-    """JSON lines, oldest first: of the daemons that answer, and of the units of those that do not. Raises
-    DaemonNotRunningError where there is neither."""
+    """JSON lines, oldest first: of the daemons that answer, and of the units of those that do not; where there is
+    neither, what one has written that ran on a terminal. Raises DaemonNotRunningError where there is nothing."""
     has_journal = shutil.which("journalctl") is not None
     silent_units = _installed_units() if has_journal else []
     daemons: list[dict[str, Any]] = []
     try:
         daemons = running_daemons(paths)
     except DaemonNotRunningError:
-        if not silent_units:
+        written = [] if is_following or silent_units else _written(paths, since_s)
+        if not silent_units and not written:
             raise
+        yield from written[max(0, len(written) - count) :]
     units, sockets = [], []
     for daemon in daemons:
         unit = unit_of(daemon["pid"]) if has_journal else None
@@ -220,6 +222,14 @@ def _remembered(sockets: list[Path], since_s: float | None, count: int, *, is_fo
         if not is_following:
             return
         clock.block(_LOOK_S)
+
+
+def _written(paths: Paths, since_s: float | None) -> list[str]:
+    """The lines that daemons wrote which ran on a terminal, and have ended."""
+    earliest = None if since_s is None else SystemClock().now() - timedelta(seconds=since_s)
+    ends = (read_end(paths.daemon_log(role), max_bytes=_MAX_BYTES) for role in ("relay", "head", "edge"))
+    lines = (line for end in ends for line in end.decode(errors="replace").splitlines())
+    return sorted((line for line in lines if _is_since(line, earliest)), key=_moment_of)
 
 
 def _as_they_come(sources: Iterable[Iterator[str]]) -> Iterator[str]:

@@ -61,8 +61,12 @@ class Paths:
 
     @property
     def logs(self) -> Path:
-        """Directory of the children's output."""
+        """Directory of the children's output, and of the log of a daemon on a terminal."""
         return self.state / "logs"
+
+    def daemon_log(self, role: str) -> Path:
+        """The log of the relay's, head's or edge's daemon while it runs on a terminal."""
+        return self.logs / f"{role}.log"
 
     @property
     def ray_user(self) -> Path:
