@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from telling import Words
 
-from edgelink.cli import revoke, rotate_secret, rotation_request
+from edgelink.cli import relay_request, revoke, rotate_secret, rotation_request
 from edgelink.errors import DeadlineError, EdgelinkError, ExitCode
 
 
@@ -35,6 +36,20 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
     found = Daemon()
     monkeypatch.setattr(rotation_request, "EventStream", found)
     return found
+
+
+@pytest.mark.parametrize("reason", ["NodeUnknown", "DaemonNotRunning"])
+def test_a_mistyped_name_or_another_machine_is_told_before_the_question(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise EdgelinkError("no such node", reason=reason)
+
+    monkeypatch.setattr(relay_request, "call", refuse)
+    monkeypatch.setattr(revoke, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    result = CliRunner().invoke(revoke.command, ["franka2"], input="y\n")
+    assert isinstance(result.exception, EdgelinkError)
+    assert (result.exception.condition_reason, result.output, daemon.asked) == (reason, "", [])
 
 
 def test_a_revocation_is_shown_as_it_goes(daemon: Daemon, words: Words) -> None:

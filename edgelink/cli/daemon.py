@@ -13,7 +13,7 @@ from edgelink import __version__, log
 from edgelink.cli.foreground import Steps
 from edgelink.cli.layout import say
 from edgelink.config import Config, Paths, load_config
-from edgelink.config.models import HOSTNAME_PATTERN, hostname_like, is_hostname
+from edgelink.config.models import hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.registry.token import Token
 from edgelink.roles.enrolment import Enrolment
@@ -68,7 +68,7 @@ def own_hostname(asked: str | None, config: Config) -> str:
     if not is_hostname(hostname):
         raise ConfigError(
             f"{hostname!r} cannot be this machine's name in the network",
-            hint=f"give one with --hostname: lower-case letters, digits and dashes, at most 32 ({HOSTNAME_PATTERN})",
+            hint="give another by --hostname: 1 to 32 lower-case letters, digits and, inside, dashes",
         )
     return hostname
 

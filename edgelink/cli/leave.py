@@ -45,9 +45,8 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("nobody can be asked here: give --yes")
-        click.confirm(
-            f"{who} leaves its network, and its key and credentials in {paths.state} are removed. Go on?", abort=True
-        )
+        tell(f"{who} leaves its network, and its key and credentials in {paths.state} are removed.")
+        click.confirm("Go on?", abort=True)
     for line in stop_node(config, paths, timeout_s):
         click.echo(line)
     with waiting_for("telling the relay"):

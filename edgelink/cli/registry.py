@@ -53,7 +53,7 @@ def list_(*, as_json: bool) -> None:
         click.echo(f"{_rest_in_words(rest)}, of {rest['hostname']} ({rest['node_id']})")
 
 
-def _lease(node: str) -> str:
+def lease_path(node: str) -> str:
     """Its path: a name is that name, and no part of an address."""
     return f"/leases/{quote(node, safe='')}"
 
@@ -66,7 +66,7 @@ def show(*, node: str, as_json: bool) -> None:
 
     NODE is a hostname or node id.
     """
-    known = ask_registry("GET", _lease(node))
+    known = ask_registry("GET", lease_path(node))
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -111,7 +111,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
     """
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
-    answer = ask_registry("PATCH", _lease(node), {**asked, "labels": dict(labels)})
+    answer = ask_registry("PATCH", lease_path(node), {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -131,7 +131,7 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     (`relay.quarantine`, a day by default): a machine that was only away would share them. With --now they are free at
     once, also those of a node that was released before. NODE itself gets them back when it joins again.
     """
-    freed = ask_registry("DELETE", _lease(node), {"now": now})
+    freed = ask_registry("DELETE", lease_path(node), {"now": now})
     if as_json:
         click.echo(json.dumps(freed, indent=2))
         return

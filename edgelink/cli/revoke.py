@@ -43,10 +43,15 @@ def command(
     All other nodes get the new secret first, then change to it together, which costs each a pause of some seconds.
     Who is offline follows when it is back. Exit status 75: somebody is not on the new secret yet.
     """
+    from edgelink.cli.registry import lease_path
+    from edgelink.cli.relay_request import ask_registry
     from edgelink.cli.rotation_request import raise_for, rotation_request
 
     if not yes and sys.stdin.isatty():
-        click.confirm(f"Put {node} out of the network for good? Its key can never come back", abort=True, err=True)
+        lease = ask_registry("GET", lease_path(node))["lease"]  # a mistyped name is told before the question
+        who = f"{lease['hostname']} ({lease['role']}, {lease['overlay_ip']})" if lease else node
+        tell(f"{who} is put out of the network for good: its key can never come back.", err=True)
+        click.confirm("Go on?", abort=True, err=True)
     body = {
         "node": node,
         "hold_s": 0.0 if now else hold_s,

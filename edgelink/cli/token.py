@@ -23,26 +23,26 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--role", type=click.Choice(["edge", "head", "relay"]), default="edge", show_default=True)
-@click.option("--ttl", "ttl_s", type=Duration(), default="1h", show_default=True, help="how long it may be used")
-@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="by how many machines")
+@click.option("--ttl", "ttl_s", type=Duration(), default="1h", show_default=True, help="how long the token is good")
+@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="for how many machines")
 @click.option("--hostname", help="the hostname that the machine gets  [default: its own]")
 @click.option("--ip", help="the overlay IP that the machine gets  [default: the next free]")
 @click.option("--rank", type=click.IntRange(min=0), help="the preferred node rank  [default: the next free]")
 @click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
-@click.option("--replaces", metavar="NODE", help="the machine takes the place of NODE: all of its lease, for good")
-@click.option("--force", is_flag=True, help="also where NODE is online")
-@click.option("--reissue", is_flag=True, help="in place of a lost token for the same hostname, IP or rank")
+@click.option("--replaces", metavar="NODE", help="give the machine NODE's whole lease, for good")
+@click.option("--force", is_flag=True, help="replace NODE even if it is online")
+@click.option("--reissue", is_flag=True, help="replace a lost token for the same hostname, IP or rank")
 @json_option
 def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
-    """Make a token, which is shown once, and the command to paste.
+    """Make a token and print the command to paste on the new machine. The token is shown only once.
 
-    Where stdout is no terminal, the token alone is written there.
+    Into a file or a pipe it writes the token alone.
 
-    With --replaces a machine that was re-imaged, or that is put in another one's place, gets the hostname, address,
-    rank and labels of NODE. NODE's old key is put out of the network at that moment, for good.
+    --replaces is for a machine that was re-imaged, or that takes another one's place: it gets the hostname, address,
+    rank and labels of NODE. The relay puts NODE's old key out of the network at that moment, for good.
 
-    With --reissue, and --hostname, --ip or --rank of a token that was lost before it was used: that one becomes
-    useless, and the new one is for all that it was for.
+    --reissue is for a token that was lost before it was used. Name its --hostname, --ip or --rank: the relay revokes
+    the lost token, and the new one promises the same.
     """
     answer = ask_registry("POST", "/tokens", {**asked, "labels": dict(labels)})
     if answer["role"] == "head" and answer["replaces"] is None:

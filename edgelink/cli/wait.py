@@ -50,15 +50,16 @@ class Goal(click.ParamType[tuple[str, int]]):
     multiple=True,
     default=(_READY,),
     show_default=True,
-    help="ready: this machine's daemons; on the head nodes=N (with the head), gpus=N, cpus=N: what is alive in Ray; "
-    "may be repeated",
+    help="ready: this machine's node is Ready; on the head nodes=N, gpus=N or cpus=N: so many are alive in Ray, the "
+    "head among them; may be repeated",
 )
 @click.option("--timeout", "timeout_s", type=Duration(), default="10m", show_default=True)
 @json_option
 def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bool) -> None:
-    """Wait until that is so, also for a daemon that has yet to start.
+    """Wait until this machine's node is Ready, or until the cluster is as large as --for says.
 
-    Exit status 0: it is so; 75: it is not in time, and who is missing is named.
+    A daemon that has yet to start is waited for, too. Exit status 0: the goal is reached; 75: the time is over, and the
+    message names who is missing.
     """
     paths, clock = Paths.from_environment(), SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
@@ -92,7 +93,7 @@ def wait_ready(
         try:
             daemons, silent = daemons_here(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
         except DaemonNotRunningError as error:
-            daemons, told = [], [error.message]
+            daemons, told = [], [f"{error.message}: {error.hint}"]
         else:
             told = [*silent, *(_unmet(daemon) for daemon in daemons if not daemon["ready"])]
         if as_json and told != before:
@@ -121,8 +122,7 @@ def _unmet(daemon: dict[str, Any]) -> str:
     conditions = daemon["conditions"]
     unmet = [one for one in conditions if one["status"] != "True"]
     cause = next((one for one in unmet if one["reason"] == "HeadNotSeen"), next(iter(unmet), None))
-    why = f"{cause['message']} ({cause['type']}: {cause['reason']})" if cause else daemon["phase"]
-    return f"{who(daemon)}: {why}"
+    return f"{who(daemon)}: {cause['message'] if cause else daemon['phase']}"
 
 
 def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict[str, int], *, as_json: bool) -> None:

@@ -42,7 +42,7 @@ def find_program(name: str, path: str) -> str:
     """Return the path of the program ``name``. Raises UsageError."""
     program = shutil.which(name, path=path)
     if program is None:
-        raise UsageError(f"{name}: command not found", hint=f"it was looked for in {path}")
+        raise UsageError(f"{name}: command not found", hint="correct it, or give its path: no directory in PATH has it")
     return program
 
 

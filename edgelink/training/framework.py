@@ -119,7 +119,7 @@ def detect(argv: Sequence[str], directory: Path) -> Detected:
     Wrappers need no list of their own: ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them,
     and what follows ``-c`` and ``-m`` of ``taskset`` or ``numactl`` is no module that is known.
     """
-    found = _unknown("the command does not say which")
+    found = _unknown("the command names no framework")
     for before, word, following in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
         if Path(word).name == "edgelink" and following == "train":
             return Detected(PLAIN, "the built-in trainer")
@@ -146,7 +146,7 @@ def _of_module(module: str) -> Detected | None:
 
 def _of_local_module(directory: Path, module: str) -> Detected:
     script = directory / f"{module.replace('.', '/')}.py"
-    return _of_script(script) if script.is_file() else _unknown(f"module {module} is none that is known")
+    return _of_script(script) if script.is_file() else _unknown(f"module {module} is no framework that is known")
 
 
 def _of_script(script: Path) -> Detected:
@@ -188,8 +188,8 @@ def _of_text(text: str, where: str) -> Detected:
         return Detected(framework, f"{where} imports {name}")
     if found:
         return _unknown(f"{where} imports {' and '.join(sorted(found))}")
-    return _unknown(f"{where} imports none that is known")
+    return _unknown(f"{where} imports no framework that is known")
 
 
 def _unknown(why: str) -> Detected:
-    return Detected(PLAIN, f"{why} (--framework {'|'.join(FRAMEWORKS)})", is_sure=False)
+    return Detected(PLAIN, f"{why} (--framework {'|'.join(FRAMEWORKS)} names one)", is_sure=False)

@@ -164,7 +164,10 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--progress", type=Path, help="append a JSON line an update")
     parser.add_argument("--tensorboard", type=Path, metavar="DIRECTORY", help="write TensorBoard's files there")
     # Taken out first: `--resume`, whose value may be left out, would take what follows it.
-    given = vars(parser.parse_args([argument for argument in arguments if not _SETTING.match(argument)]))
+    known, unknown = parser.parse_known_args([argument for argument in arguments if not _SETTING.match(argument)])
+    if unknown:
+        parser.error(f"unknown: {' '.join(unknown)}. A setting is section.key=value, such as run.iterations=400")
+    given = vars(known)
     given["settings"] += [argument for argument in arguments if _SETTING.match(argument)]
     if given["resume"] and given["checkpoint_dir"] is None:
         parser.error("--resume needs --checkpoint-dir")
