@@ -159,6 +159,15 @@ def test_only_what_is_a_fault_is_marked_as_one(state: str, mark: str) -> None:
     assert [click.unstyle(line)[0] for line in told if "why" in line] == [mark]
 
 
+def test_a_paused_node_has_no_path() -> None:
+    """EasyTier knows the route to it for a while yet, and nothing gets through."""
+    rest = {"strangers": [], "left_out": [], "totals": {"enrolled": 1, "nodes": 0, "gpus": 0, "cpus": 0}}
+    for state, path in (("ready", PATH), ("paused", "-")):
+        told = nodes.lines({"nodes": [{**EDGE, "state": state, "ready": state == "ready"}], **rest}, 120)
+        assert " ".join(told[1].split()).endswith(path)
+        assert told[1].count(PATH) == (path == PATH)
+
+
 def test_a_watch_tells_a_pause_once() -> None:
     """Not each second anew, although how long it lasts is told."""
     rest = {"strangers": [], "left_out": []}
@@ -272,6 +281,7 @@ async def test_wait_for_a_ready_node_also_before_its_daemon_runs(daemon: Daemon)
     status, _, err = await daemon.ask("wait", "--timeout", "0s")
     assert status == 75
     assert "TimedOut" in err
+    assert "`sudo edgelink up`" in err
     waiting = asyncio.ensure_future(daemon.ask("wait", "--timeout", "50s"))
     daemon.unmet = [{"type": "OverlayUp", "status": "False", "reason": "Starting", "message": "soon"}]
     async with daemon.serving():

@@ -166,7 +166,7 @@ async def test_a_condition_that_wavers_is_logged_once_a_reason(tmp_path: Path) -
         (
             ["OverlayUp"],  # what PeersReachable said last is past
             {"enrolment of new nodes, changes of members, status reports"},
-            {"the overlay", "Ray", "traffic with the relay and the head"},
+            {"the overlay", "Ray", "traffic with nodes that do not answer"},
         ),
     ],
 )

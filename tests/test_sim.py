@@ -122,7 +122,7 @@ async def test_every_daemon_tells_how_it_is_on_its_socket(sim: Sim) -> None:
     await sim.until(lambda: not relay.relay.registry.statuses[edge.node_id].online, within_s=60)
     found = await told(edge)
     assert found["phase"] == "Degraded"
-    assert "traffic with the relay and the head" in found["impact"]["waits"]
+    assert "traffic with nodes that do not answer" in found["impact"]["waits"]
     phase, _, _ = await shown(head, "edge-1")
     assert phase is None, "it is away"
     edge.machine.is_cut = False

@@ -100,7 +100,7 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
     """What ``--watch`` tells the changes of: who is alive in Ray, with what, on what way, and what is wrong; pure."""
     told: dict[str, Fact] = {}
     for node in found["nodes"]:
-        way = "" if node["path"] is None else f", {way_in_words(node)}"
+        way = "" if _path(node) == "-" else f", {way_in_words(node)}"
         has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if node["ready"] else ""
         state = f"{'paused' if _is_paused(node) else node['ray']}{way}{has}"  # for how long is no change
         reasons = [text.partition(":")[0] for text in node["wrong"]]  # what follows may tell how long, or how much
@@ -150,7 +150,7 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _path(node: dict[str, Any]) -> str:
-    if node["path"] is None:
+    if node["path"] is None or _is_paused(node):  # EasyTier knows the route for a while yet
         return "-"
     latency = "" if node["latency_ms"] is None else f", {node['latency_ms']:.0f} ms"
     return f"{way_in_words(node)}{latency}"

@@ -192,9 +192,9 @@ def _summary(daemon: dict[str, Any], width: int) -> list[str]:
     if daemon.get("run") and daemon["run"]["in_progress"]:
         found += _run_lines({**daemon["run"], "attempts": daemon["run"]["attempts"][-1:]}, width)
     if daemon["paths"]:
-        ways = Counter("directly" if path["path"] == "direct" else "through a relay" for path in daemon["paths"])
+        ways = Counter("direct" if path["path"] == "direct" else "through a relay" for path in daemon["paths"])
         told = ", ".join(f"{number} {way}" for way, number in ways.items())
-        found += wrapped("  ", f"reaches other machines: {told}", width)
+        found += wrapped("  ", f"paths to other machines: {told}", width)
     return found
 
 

@@ -122,7 +122,8 @@ def _unmet(daemon: dict[str, Any]) -> str:
     conditions = daemon["conditions"]
     unmet = [one for one in conditions if one["status"] != "True"]
     cause = next((one for one in unmet if one["reason"] == "HeadNotSeen"), next(iter(unmet), None))
-    return f"{who(daemon)}: {cause['message'] if cause else daemon['phase']}"
+    why = f"{cause['message']} ({cause['type']}: {cause['reason']})" if cause else daemon["phase"]
+    return f"{who(daemon)}: {why}"
 
 
 def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict[str, int], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ _WHAT = {
     "BrokerRunning": "the relay's broker",
     "RegistryConnected": "enrolment of new nodes, changes of members, status reports",
     "OverlayUp": "the overlay",
-    "PeersReachable": "traffic with the relay and the head",
+    "PeersReachable": "traffic with nodes that do not answer",
     "RayJoined": "Ray",
 }
 _OVER_THE_OVERLAY = ("PeersReachable", "RayJoined")  # whatever they still say: nothing gets through without a device
