@@ -184,6 +184,22 @@ def test_a_check_asks_the_interpreter_for_ray(
     assert (error.condition_reason if isinstance(error, EdgelinkError) else error) == reason
 
 
+@pytest.mark.parametrize("allow_root", [True, False])
+@pytest.mark.parametrize("cause", [PermissionError(), FileNotFoundError()])
+def test_an_interpreter_that_only_root_may_run_is_good_for_a_ray_of_root(
+    file: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, *, allow_root: bool
+) -> None:
+    """Nobody may not ask it, and that is no mistake of the configuration."""
+
+    async def inspect(_python: Path, *, asker: RayUser) -> Interpreter:
+        raise ConfigError(f"cannot be run as {asker.name}") from cause
+
+    monkeypatch.setattr("edgelink.ray_cluster.interpreter.inspect_interpreter", inspect)
+    file.write_text(f"ray: {{python: /bin/sh, allow_root: {str(allow_root).lower()}}}\n")
+    is_good = allow_root and isinstance(cause, PermissionError)
+    assert (CliRunner().invoke(edgelink, ["config", "check"]).exit_code == 0) is is_good
+
+
 def test_a_check_asks_no_interpreter_as_root(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Ray is to run as root."""
     asked: list[RayUser] = []

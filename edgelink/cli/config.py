@@ -14,6 +14,7 @@ from edgelink.cli.layout import tell
 from edgelink.cli.options import Group, json_option
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.errors import ConfigError
 
 _file = click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 
@@ -70,7 +71,7 @@ def _ray_in_words(config: Config) -> str:
     """Which Ray ``ray.python`` has. Raises ConfigError, MissingDependencyError: none that can be used."""
     from edgelink.ray_cluster.capabilities import RayCapabilities
     from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker
-    from edgelink.ray_cluster.pythons import asker_of
+    from edgelink.ray_cluster.pythons import NOBODY_UID, asker_of
 
     python, user = config.ray.python, named_asker(config.ray)
     if python is None:
@@ -78,7 +79,13 @@ def _ray_in_words(config: Config) -> str:
     asker = asker_of(python, None if user is None or user.uid == 0 else user)
     if asker is None:
         return f"ray.python {python} was not asked for Ray, because several users can change it"
-    found = asyncio.run(inspect_interpreter(python, asker=asker))
+    try:
+        found = asyncio.run(inspect_interpreter(python, asker=asker))
+    except ConfigError as error:
+        is_shut = asker.uid == NOBODY_UID and isinstance(error.__cause__, PermissionError)
+        if not (is_shut and config.ray.allow_root):  # else Ray itself runs as root, who may
+            raise
+        return f"ray.python {python} was not asked for Ray, because only root may run it"
     RayCapabilities.for_version(found.ray_version)
     return f"Ray {found.ray_version} in {python} (Python {found.python_version})"
 
