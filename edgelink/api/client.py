@@ -18,11 +18,11 @@ from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 
 _RELAYS = "bootstrap.sock"
-# The daemons' sockets, by name (edgelink.config.paths); where the other one is to be asked.
-_KINDS = (
-    (_RELAYS, "the relay's daemon", "on the head or an edge"),
-    ("node.sock", "the head's or edge's daemon", "on the relay"),
-)
+# The daemons' sockets, by name (edgelink.config.paths); whose each is, and where that daemon runs.
+_KINDS = {
+    _RELAYS: ("the relay's", "on the relay"),
+    "node.sock": ("the head's or edge's", "on the head or an edge"),
+}
 DEFECT = "Defect"  # reason of an error that nobody has meant
 SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
 
@@ -106,15 +106,16 @@ def _nobody_answers(silent: Path) -> DaemonNotRunningError:
     """Where nobody answers on ``silent``; the machine may run the other kind of daemon."""
     if pid := daemon_without_socket(silent):
         return without_socket(silent, pid)
-    for name, is_here, elsewhere in _KINDS:
+    asked, where = _KINDS.get(silent.name, ("another", "where that runs"))
+    for name, (is_here, _) in _KINDS.items():
         other = silent.with_name(name)
         if other == silent:
             continue
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
             if probe.connect_ex(str(other)) == 0:
                 return DaemonNotRunningError(
-                    f"this command asks another daemon than {is_here}, which alone runs on this machine",
-                    hint=f"run it {elsewhere}; if this machine is both, `sudo edgelink up` starts the other daemon",
+                    f"this command asks {asked} daemon, and only {is_here} daemon runs on this machine",
+                    hint=f"run it {where}; if this machine is that, too, `sudo edgelink up` starts its daemon",
                 )
     if silent.name == _RELAYS:
         return DaemonNotRunningError(
