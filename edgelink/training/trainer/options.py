@@ -166,7 +166,7 @@ def parse(arguments: Sequence[str]) -> Options:
     # Taken out first: `--resume`, whose value may be left out, would take what follows it.
     known, unknown = parser.parse_known_args([argument for argument in arguments if not _SETTING.match(argument)])
     if unknown:
-        parser.error(f"unknown: {' '.join(unknown)}. A setting is section.key=value, such as run.iterations=400")
+        parser.error(f"unknown: {' '.join(unknown)}\n  a setting is section.key=value, such as run.iterations=400")
     given = vars(known)
     given["settings"] += [argument for argument in arguments if _SETTING.match(argument)]
     if given["resume"] and given["checkpoint_dir"] is None:
