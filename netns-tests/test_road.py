@@ -643,7 +643,8 @@ def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
     status, told = on_a_terminal([program, "lab", "run", "--name", name, "--report", report_file])
     assert status == 0, told
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", told).strip())
-    assert [line for line in lines if len(line) > 80] == []
+    of_rays = re.compile(r"\[[\d :,-]+ [A-Z] \d+ \d+\] ")  # what its C++ writes past everybody, on a busy machine
+    assert [line for line in lines if len(line) > 80 and not of_rays.match(line)] == []
     assert lines[-1].endswith("tutorial")
     report = json.loads(report_file.read_text())
     nodes = {node["name"]: node for node in report["nodes"]}
