@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -666,7 +667,28 @@ def test_a_defect_and_one_that_hangs_do_not_end_the_others(edge: Machine) -> Non
         "working": Verdict.OK,
     }
     assert "ZeroDivisionError: by hand" in found["broken"].message
-    assert "no answer within 1 s" in found["hanging"].message
+    assert "no answer within 1.0 s" in found["hanging"].message
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [("cpu 200 0 90 10 0 0 0 0 0 0", Verdict.OK), ("cpu 100 0 0 10 190 0 0 0 0 0", Verdict.FAILED)],
+    ids=["busy", "a dead disk"],
+)
+def test_a_busy_machine_is_not_called_one_that_hangs(edge: Machine, after: str, verdict: Verdict) -> None:
+    """The processors worked all the time, or waited for a disk."""
+    edge.write("proc/stat", "cpu 0 0 0 0 0 0 0 0 0 0")
+
+    def slow(_: Surroundings) -> Finding:
+        edge.write("proc/stat", after)
+        is_over.wait()
+        return Finding(Verdict.OK, "fine")
+
+    is_over = threading.Event()
+    timer = threading.Timer(1.5, is_over.set)
+    timer.start()
+    assert examine(edge.surroundings, [slow], patience_s=1.0)["slow"].verdict is verdict
+    timer.join()
 
 
 def test_each_check_asks_a_question_and_is_on_the_page() -> None:

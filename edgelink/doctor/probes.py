@@ -25,6 +25,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.doctor.busy import Processors
 from edgelink.errors import RegistryError
 from edgelink.overlay import hello, stale, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
@@ -52,6 +53,7 @@ _LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
 LOOKUP_S = 2.0
 _LINES, _LINE_CHARACTERS = 3, 200  # of what a program that fails has said
 _PROGRAM_S = 3.0  # less than a check has
+_BUSY_PROGRAM_S = 15.0  # likewise, on a machine that is busy
 _PING_GROUP = Path("/proc/sys/net/ipv4/ping_group_range")
 _NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 _TIMEX_BYTES = 512  # the kernel's struct timex is smaller
@@ -454,15 +456,22 @@ def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> Ran:
     """What a program prints, or why it does not.
 
     Raises:
-        TimeoutExpired: it has not ended within its time. It is killed, and not waited for: a program that hangs in
-            the kernel, as `nvidia-smi` while the driver starts a card, does not die before that is through.
+        TimeoutExpired: it has not ended within its time; on a machine whose processors are all busy, within 15 s. It is
+            killed, and not waited for: a program that hangs in the kernel, as `nvidia-smi` while the driver starts a
+            card, does not die before that is through.
     """
     try:
         program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         return Ran(None, error.strerror or str(error))
+    processors = Processors()
     try:
-        printed, complaint = program.communicate(timeout=patience_s)
+        try:
+            printed, complaint = program.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            if not processors.were_busy:
+                raise
+            printed, complaint = program.communicate(timeout=_BUSY_PROGRAM_S - patience_s)
     except subprocess.TimeoutExpired:
         program.kill()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 
+from edgelink.doctor.busy import BUSY_PATIENCE_S
 from edgelink.doctor.check import Check, name_of
 from edgelink.doctor.examine import PATIENCE_S
 from edgelink.doctor.table import CHECKS, TOPICS
@@ -26,7 +27,8 @@ Each answer has a verdict, the figure behind it where there is one, and what to 
 | `failed` | something does not work, or will not; the exit status is 1 |
 | `skipped` | nothing to judge: this machine's role does not need it, it is not known yet, or only root may look |
 
-A check that does not answer within {PATIENCE_S:g} s has failed: something that it looks at hangs.
+A check that does not answer within {PATIENCE_S:g} s has failed: something that it looks at hangs. While all
+processors of the machine are busy it has {BUSY_PATIENCE_S:g} s.
 
 `--json` prints `{{"ok": …, "checks": […]}}`; `ok` is whether none has failed. Each check has
 
