@@ -293,6 +293,9 @@ def test_down_leaves_nothing(make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab()
     lab.up()
     networks = {identity for node in lab.topology.nodes if (identity := _network_id(lab, node.name))}
+    left = lab.node_directory("cloud") / "left"
+    left.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "edgelink-test", left], check=True)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     lab.popen("cloud", ["python", "-c", stubborn], tmp_path / "a.log")
     lab.exec(

@@ -19,7 +19,7 @@ from edgelink.errors import LabError
 from edgelink.lab import node_files, state
 from edgelink.lab.lab import Lab
 from edgelink.lab.processes import PinnedProcess
-from edgelink.lab.state import LabState, locked_root
+from edgelink.lab.state import LabState, locked_lab, locked_root
 from edgelink.lab.topology import MAX_EDGES, NodeKind, build_topology
 
 
@@ -157,6 +157,27 @@ def test_the_root_directory_goes_with_its_last_lab(tmp_path: Path, monkeypatch: 
     with locked_root():
         (root / "a").rmdir()
     assert not root.exists()
+
+
+def test_a_lab_is_changed_by_one_at_a_time_while_others_go_on(tmp_path: Path) -> None:
+    """Also while another lab is built or removed, which may take long. One that is not up keeps nobody."""
+
+    def is_free(directory: Path) -> bool:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    with locked_lab(one), locked_lab(tmp_path / "none"):
+        assert (is_free(one), is_free(other)) == (False, True)
+    assert is_free(one)
 
 
 def test_a_root_directory_somebody_else_prepared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from edgelink.lab.processes import (
     pids_in,
     wait_gone,
 )
-from edgelink.lab.state import LAB_ROOT, LabState, locked_root
+from edgelink.lab.state import LAB_ROOT, LabState, locked_lab, locked_root
 from edgelink.lab.topology import RELAY, LabNode, Link, NodeKind, Topology, build_topology
 from edgelink.process.becoming import become
 from edgelink.process.identity import marked_pids
@@ -138,7 +138,7 @@ class Lab:
         machine = self.topology.node(node)
         if machine.is_router:
             raise LabError(f"lab node {node} is a router: only the relay, the cloud and edges are rebooted")
-        with locked_root():
+        with locked_lab(self.directory):
             state, path = self.state, namespaces.netns_path(self.name, node)
             kill_all_in([path])
             self._children = [child for child in self._children if child.poll() is None]  # this reaps
@@ -156,7 +156,7 @@ class Lab:
         """End every process of the lab and remove what it made. Idempotent; also removes a half-built lab."""
         if LAB_ROOT.exists() or namespaces.existing_netns(self.name):
             namespaces.check_root()
-            with locked_root():
+            with locked_root(), locked_lab(self.directory):
                 self._remove()
 
     def _remove(self) -> None:
@@ -171,6 +171,7 @@ class Lab:
         for path in networks:
             namespaces.remove_netns(path)
         if self.directory.exists():
+            mount_points.unmount_below(self.directory)
             shutil.rmtree(self.directory)
         mount_points.remove_made(LAB_ROOT / ".made-mount-points")
 
@@ -358,7 +359,7 @@ class Lab:
         Raises:
             LabError: no such machine, no such condition, or the kernel has no means for it; the links are as before.
         """
-        with locked_root():
+        with locked_lab(self.directory):
             state = self.state
             before = dict(state.wan)
             for node in nodes:
@@ -413,7 +414,7 @@ class Lab:
             process = PinnedProcess.of(child.pid)
         except ProcessLookupError as error:
             raise LabError(f"lab node {node}: its daemon ended at once", hint=f"see {self.daemon_log(node)}") from error
-        with locked_root():
+        with locked_lab(self.directory):
             state = self.state
             state.daemons[node] = process
             state.save(self._state_file)

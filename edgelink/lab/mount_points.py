@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 from pathlib import Path
 
 from edgelink.files import write_atomic
@@ -50,6 +51,13 @@ def remove_made(record: Path) -> None:
         write_atomic(record, json.dumps(still_used))
     else:
         record.unlink(missing_ok=True)
+
+
+def unmount_below(directory: Path) -> None:
+    """Detach what somebody has mounted in a lab's directory and left there, the innermost first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in sorted((point for point in points if Path(point).is_relative_to(directory)), reverse=True):
+        subprocess.run(["umount", "--lazy", point], check=False)
 
 
 def mounted_anywhere() -> set[str]:

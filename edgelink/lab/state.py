@@ -76,6 +76,21 @@ def locked_root() -> Iterator[Path]:
             return
 
 
+@contextlib.contextmanager
+def locked_lab(directory: Path) -> Iterator[None]:
+    """One changes the lab of this directory at a time, while others build, change or remove theirs."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # it is not up
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _is_same(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
