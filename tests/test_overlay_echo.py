@@ -212,8 +212,10 @@ def test_the_quickest_exchange_sets_the_clock() -> None:
     """5 s apart; a queue on the way back of most exchanges would move the middle by its half."""
     clock = PeerClock()
     assert clock.offset_ms is None
+    assert clock.one_way_ms(Echo(40.0, 5020.0, -4980.0)) is None
     clock.note(Echo(240.0, 5020.0, -4780.0))
     clock.note(Echo(40.0, 5020.0, -4980.0))
     clock.note(Echo(440.0, 5020.0, -4580.0))
     clock.note(Echo(1.0))
     assert clock.offset_ms == 5000.0
+    assert clock.one_way_ms(Echo(240.0, 5020.0, -4780.0)) == (20.0, 220.0)

@@ -544,6 +544,13 @@ async def test_a_node_with_another_address_is_somebody_new() -> None:
     await network.until("NobodyAnswers", 5)
 
 
+async def test_clocks_are_compared() -> None:
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    assert network.peers.clock_offsets_ms == {"relay": 100.25, "cloud": 100.25}
+
+
 HEADS, RELAYS = Identity("head", UUID(int=1)), Identity("relay", UUID(int=2))
 PROVING = Targets(
     {"cloud": CLOUD},

@@ -65,6 +65,13 @@ class PeerClock:
         """None while nothing is known. The error is at most half of the quickest round trip."""
         return min(self._kept, key=lambda echo: echo.rtt_ms).offset_ms if self._kept else None
 
+    def one_way_ms(self, echo: Echo) -> tuple[float, float] | None:
+        """How long the way there and the way back took in this exchange; None while the clocks are not known."""
+        offset_ms = self.offset_ms
+        if offset_ms is None or echo.there_ms is None or echo.back_ms is None:
+            return None
+        return echo.there_ms - offset_ms, echo.back_ms + offset_ms
+
 
 Ask = Callable[[IPv4Address, IPv4Address, float, Identity | None], Awaitable[Echo | None]]
 

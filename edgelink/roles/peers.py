@@ -26,7 +26,7 @@ from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import CUT_OFF, Diagnosis
-from edgelink.overlay.echo import Ask, Echo
+from edgelink.overlay.echo import Ask, Echo, PeerClock
 from edgelink.overlay.echo_proof import Identity, Proof
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
@@ -41,7 +41,7 @@ _EAGER_S = 0.05  # the first answer is what `ray start` waits for
 _EAGER_PATIENCE_S = 0.25  # a lost first question must not cost a second; a slower path is asked patiently later
 _EAGER_TRIES = 20
 _SILENCE_TRIES = 3
-_REFRESH = 6  # periods after which a node is asked although it was heard: the round trip is to be known
+_REFRESH = 6  # periods after which a node is asked although it was heard: round trip and clock are to be known
 _KEEN_S = 3.0  # an uplink that has changed is judged by answers after 2.5 s, on a metered one as well
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
@@ -98,6 +98,7 @@ class Known:
     otherwise_s: float | None = None  # when it was heard last without the proof that is wanted
     otherwise_since_s: float | None = None  # since when that is so, without a pause
     echo: Echo | None = None
+    clock: PeerClock = field(default_factory=PeerClock, compare=False)
 
     @property
     def is_silent(self) -> bool:
@@ -354,6 +355,12 @@ class Peers(Part[Inputs, Do]):
             if known.echo is not None and not known.is_silent
         }
 
+    @property
+    def clock_offsets_ms(self) -> dict[str, float]:
+        """How far the clock of each node is ahead of ours, as far as that is known."""
+        offsets = {name: known.clock.offset_ms for name, known in self.own.known.items()}
+        return {name: offset_ms for name, offset_ms in offsets.items() if offset_ms is not None}
+
     def ask_now(self, names: Iterable[str] | None = None) -> None:
         """Ask these nodes, or everybody, without waiting until they are due.
 
@@ -468,6 +475,8 @@ class Peers(Part[Inputs, Do]):
                 heard = replace(known[name].heard(asked_s).judged(echo.proof), echo=echo, skipped=0)
                 if name in own.look.targets.provers and heard.proof is not Proof.PROVEN:
                     heard = heard.heard_otherwise(asked_s)
+                if heard.proof is not Proof.WRONG:
+                    heard.clock.note(echo)
                 known[name] = replace(heard, due_s=at_s + self._after_s(heard, own.look, name))
                 self._put_last_answer_s(asked_s)
                 self.own = replace(self.own, why_s=None)
