@@ -224,8 +224,8 @@ def test_without_the_remedy_such_a_cut_leaves_a_pair_dead(make_lab: MakeLab, tmp
 def test_behind_a_relay_by_udp_a_restart_heals_a_dead_pair(make_lab: MakeLab, tmp_path: Path) -> None:
     """The kernel has no connection to close there. Each side that has lost the cut edge restarts its own, once.
 
-    EasyTier takes up to five seconds to dial a relay by UDP again; the bar counts from the relay's answer. And a UDP relay
-    hears of no end: until it gives up the former EasyTier, after some ten seconds, it may send to that one.
+    EasyTier takes up to five seconds to dial a relay by UDP again; the bar counts from the relay's answer. And a UDP
+    relay hears of no end: until it gives up the former EasyTier, after some ten seconds, it may send to that one.
     """
     network = Network(make_lab(), tmp_path, is_healing=True, scheme="udp")
     for _ in range(8):
