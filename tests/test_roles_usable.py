@@ -192,7 +192,7 @@ def test_an_interpreter_that_only_root_may_run_is_good_for_a_ray_of_root(
     """Nobody may not ask it, and that is no mistake of the configuration."""
 
     async def inspect(_python: Path, *, asker: RayUser) -> Interpreter:
-        raise ConfigError(f"cannot be run as {asker.name}") from cause
+        raise ConfigError(asker.name) from cause
 
     monkeypatch.setattr("edgelink.ray_cluster.interpreter.inspect_interpreter", inspect)
     file.write_text(f"ray: {{python: /bin/sh, allow_root: {str(allow_root).lower()}}}\n")
