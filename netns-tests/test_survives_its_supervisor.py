@@ -35,6 +35,7 @@ import edgelink
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.ray_slots import RaySlots
 from edgelink.lab.road import Road
 
 EDGES = ("edge-1", "edge-2")
@@ -211,22 +212,32 @@ def strangers(lab: Lab, node: str, tmp_path: Path) -> Iterator[None]:
     argv = ["ray", "start", "--head", "--port=7777", "--node-ip-address=127.0.0.1", "--num-cpus=1"]
     argv += ["--object-store-memory=80000000", "--include-dashboard=false", f"--temp-dir={THEIRS}"]
     argv += ["--disable-usage-stats", "--min-worker-port=30000", "--max-worker-port=30100"]
-    ours = lab.pids(node)
-    lab.exec(node, argv, capture=True, check=True, timeout_s=120, cwd=Path("/"))
-    sleeper = lab.popen(node, ["sleep", "1000"], tmp_path / "sleep.log")
-    theirs = by_command(pid for pid in pids_of(lab, node, "raylet", "gcs_server") if is_theirs(pid))
-    assert len(theirs) == 2
-    pids = [*theirs.values(), sleeper.pid]
-    try:
-        yield
-        assert lab.pids(node) >= set(pids), "a stranger's process was ended"
-        assert sleeper.poll() is None
-    finally:
+    ours, slots = lab.pids(node), RaySlots(lab.directory.parent, SystemClock(), print)
+
+    def end_theirs() -> None:
         for pid in lab.pids(node) - ours:
             if is_theirs(pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        wait_until("their Ray is gone", lambda: lab.pids(node) & set(theirs.values()), wanted=lambda left: not left)
+        wait_until("their Ray is gone", lambda: not any(map(is_theirs, lab.pids(node) - ours)))
+
+    def has_started() -> bool:
+        with slots.held("a stranger"):
+            return lab.exec(node, argv, capture=True, timeout_s=120, cwd=Path("/")).returncode == 0
+
+    sleeper = lab.popen(node, ["sleep", "1000"], tmp_path / "sleep.log")
+    try:
+        for _ in range(3):  # on a busy machine Ray gives its own start up after 30 s
+            if has_started():
+                break
+            end_theirs()
+        theirs = by_command(pid for pid in pids_of(lab, node, "raylet", "gcs_server") if is_theirs(pid))
+        assert len(theirs) == 2
+        yield
+        assert lab.pids(node) >= {*theirs.values(), sleeper.pid}, "a stranger's process was ended"
+        assert sleeper.poll() is None
+    finally:
+        end_theirs()
         sleeper.kill()
         sleeper.wait()
 
