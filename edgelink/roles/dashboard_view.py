@@ -173,7 +173,7 @@ def health(row: Mapping[str, Any]) -> Health:
         return "warning" if row["wrong"] or row["loses_full_packets"] else "ok"
     if state == "silent" or not row["online"]:
         return "away"
-    is_coming = row["phase"] == Phase.STARTING.value and "refused" not in row["ray"]
+    is_coming = row["phase"] in (Phase.STARTING.value, Phase.READY.value) and "refused" not in row["ray"]
     return "coming" if is_coming else "trouble"
 
 

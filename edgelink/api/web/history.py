@@ -137,10 +137,13 @@ class History:
         health, was = change["health"], change["was"]
         if not change["is_event"] or (health == "coming" and was not in ("ok", "warning", "paused")):
             return
-        severity, words = _HEALTH_WORDS[health]
+        (severity, words), why = _HEALTH_WORDS[health], change["why"]
+        if health == "off":  # it was switched off, or has left; and what to do
+            said, _, why = why.partition(": ")
+            words = said if said.startswith("has ") else words
         if was in ("paused", "away") and health in ("ok", "warning") and change["lasted_s"]:
             words = f"is back after {brief(change['lasted_s'])}"
-        self.event(at, severity, "node", f"{change['node']} {words}", node_id=change["node_id"], detail=change["why"])
+        self.event(at, severity, "node", f"{change['node']} {words}", node_id=change["node_id"], detail=why)
 
     def run_changed(self, at: datetime, change: RunChange) -> None:
         status = change["exit_status"]
