@@ -43,7 +43,8 @@ class EdgelinkError(Exception):
         self.condition_reason = reason or type(self).reason
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        end = "" if self.message.endswith(("?", ".")) else "."
+        return f"{self.message}{end} {self.hint}" if self.hint else self.message
 
 
 class ConfigError(EdgelinkError):
