@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -275,21 +276,20 @@ def test_busy_port_is_named_before_anything_starts(world: World) -> None:
 def old_ray() -> Path:
     """An interpreter with Ray 2.48.0, the last without labels and token authentication; made once, then cached."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
-    home = cache / "ray-2.48.0"
-    if not (home / "bin/python").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = home.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        # click 8.2 and later break the command line of this Ray.
-        uv = shutil.which("uv")
-        make = [uv, "venv", "--relocatable"] if uv else [sys.executable, "-m", "venv"]
-        install = [uv, "pip", "install", "--python"] if uv else []
-        subprocess.run([*make, str(partial)] + (["--python", sys.executable] if uv else []), check=True)
-        python = str(partial / "bin/python")
-        pip = [*install, python] if uv else [python, "-m", "pip", "install"]
-        subprocess.run([*pip, "ray==2.48.0", "click<8.2"], check=True)
-        partial.rename(home)
+    home, partial = cache / "ray-2.48.0", cache / "ray-2.48.0.partial"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "ray-2.48.0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker, or another checkout's tests, may be making it
+        if not (home / "bin/python").exists():
+            for left in (home, partial):
+                shutil.rmtree(left, ignore_errors=True)
+            uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+            assert uv is not None
+            subprocess.run([uv, "venv", "--relocatable", "--python", sys.executable, partial], check=True)
+            # click 8.2 and later break the command line of this Ray.
+            packages = ["ray==2.48.0", "click<8.2"]
+            subprocess.run([uv, "pip", "install", "--python", partial / "bin/python", *packages], check=True)
+            partial.rename(home)
     return home / "bin/python"
 
 
