@@ -515,7 +515,7 @@ def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str
         ({"ready": False, "wrong": ["…"], "online": False}, "away"),
         ({"ready": False, "wrong": ["…"], "online": None}, "away"),
         ({"ready": False, "wrong": ["…"], "phase": "Starting"}, "coming"),
-        ({"ready": False, "wrong": ["…"], "phase": "Ready", "ray": "Ray joined, not listed yet"}, "coming"),
+        ({"ready": False, "wrong": ["…"], "phase": "Ready", "ray": "Ray joined"}, "coming"),
         ({"ready": False, "wrong": ["…"], "phase": "Starting", "ray": "Ray refused (ray 2.1)"}, "trouble"),
         ({"ready": True, "wrong": ["silent"], "state": "paused"}, "paused"),
         ({"ready": True, "wrong": [], "state": "ready"}, "ok"),

@@ -41,9 +41,9 @@ def examine(
     checks = list(checks)
     # Daemon threads: one that hangs on a dead disk does not keep the command from ending.
     threads = [threading.Thread(target=answer, args=(check,), daemon=True) for check in checks]
+    processors, started_s = Processors(surroundings.proc / "stat"), clock.monotonic_s()
     for thread in threads:
         thread.start()
-    processors, started_s = Processors(surroundings.proc / "stat"), clock.monotonic_s()
 
     def wait(at_most_s: float) -> None:
         for thread in threads:
