@@ -89,6 +89,14 @@ NAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "an earlier rule for our address": ((*LED_AWAY, f"rule add pref 50 from {OWN_IP} lookup 100"), (OWN_IP, "eth0")),
     "an earlier rule that prohibits": ((f"rule add pref 50 to {HEAD_IP} prohibit",), ("50: from all", "Permission")),
+    "an earlier rule into a table that drops": (
+        (f"route add blackhole {HEAD_IP}/32 table 100", "rule add pref 50 from all lookup 100"),
+        ("50: from all lookup 100", f"blackhole {HEAD_IP}/32", "ip rule del priority 50"),
+    ),
+    "a route in table local that drops": (
+        (f"route add unreachable {HEAD_IP}/32 table local",),
+        (f"ip route del unreachable {HEAD_IP}/32 table local",),
+    ),
     "a route in table local": (
         (f"route add local {HEAD_IP} dev lo table local",),
         (f"local {HEAD_IP}/32 dev lo", "table local", "cloud"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
@@ -180,29 +181,35 @@ BRIDGE = Answer(("br-lab",), kind=2, table=LOCAL, network=IPv4Network("10.10.0.2
 CAUGHT = Answer(("lo",), kind=2, table=LOCAL, network=IPv4Network("10.10.0.2/32"), maker=3)
 HALF = Answer(("et0", "eth0"), table=MAIN, network=NETWORK, maker=4)
 REFUSED = Answer(refusal="Permission denied")
+DROPS = Answer(kind=6, table=100, network=IPv4Network("10.10.0.2/32"), maker=3)
+OF_ANOTHER = Answer(kind=6, table=100, network=IPv4Network("10.10.0.77/32"), maker=3)
 RULE = Rule(50, 100, users=range(RAY, RAY + 1))
 
 
 @pytest.mark.parametrize(
-    ("answer", "before", "remedy"),
+    ("answer", "before", "routes", "remedy"),
     [
-        (AWAY, [RULE], "`ip rule del priority 50`"),
-        (BY_DHCP, [], "`ip route del 10.10.0.0/25 via 192.168.11.1 dev eth0"),
-        (BRIDGE, [], "br-lab"),
-        (CAUGHT, [], "`ip route del local 10.10.0.2/32 dev lo table local`"),
-        (HALF, [], "`ip route del"),
-        (REFUSED, [Rule(50, action=8)], "`ip rule del priority 50`"),
+        (AWAY, [RULE], [AWAY], "`ip rule del priority 50`"),
+        (BY_DHCP, [], [], "`ip route del 10.10.0.0/25 via 192.168.11.1 dev eth0"),
+        (BRIDGE, [], [BRIDGE], "br-lab"),
+        (CAUGHT, [], [CAUGHT], "`ip route del local 10.10.0.2/32 dev lo table local`"),
+        (HALF, [], [], "`ip route del"),
+        (REFUSED, [Rule(50, action=8)], [], "`ip rule del priority 50`"),
+        (REFUSED, [RULE], [DROPS], "`ip rule del priority 50`"),
+        (REFUSED, [], [replace(DROPS, table=LOCAL)], "`ip route del blackhole 10.10.0.2/32 table local`"),
     ],
-    ids=["a rule", "a DHCP client", "a bridge", "this machine", "half", "refused"],
+    ids=["a rule", "a DHCP client", "a bridge", "this machine", "half", "refused", "dropped", "dropped, table local"],
 )
-def test_a_way_that_is_not_the_overlays_is_named(answer: Answer, before: list[Rule], remedy: str, words: Words) -> None:
+def test_a_way_that_is_not_the_overlays_is_named(
+    answer: Answer, before: list[Rule], routes: list[Answer], remedy: str, words: Words
+) -> None:
     """With the route or rule, who made it, and what to do."""
     alike = (HEAD_IP, IPv4Address("10.10.0.4"), IPv4Address("10.10.0.5"))
     relay, cloud = (
         Found("relay (10.10.0.1)", (RELAY_IP,), OVERLAYS, True),
         Found("cloud (10.10.0.2)", alike, answer, True),
     )
-    found = judge([relay, cloud, cloud], "et0", before)
+    found = judge([relay, cloud, cloud], "et0", before, {route.table: [route] for route in routes})
     assert found.unreached == set(alike)
     assert remedy in found.remedy
     words(found.elsewhere)
@@ -219,12 +226,12 @@ def test_what_is_as_it_should_be_is_not_told_of(
 ) -> None:
     """While the device is away our own route refuses. That fault is the device's, and told as such."""
     found = [Found("cloud", (HEAD_IP,), answer, is_ours)]
-    assert judge(found, "et0", [RULE]) == Ways(unreached=frozenset(unreached))
+    assert judge(found, "et0", [RULE], {100: [AWAY, OF_ANOTHER]}) == Ways(unreached=frozenset(unreached))
 
 
 def test_a_rule_that_picks_none_of_ours_is_a_caveat() -> None:
     answers = ((OVERLAYS, True), (AWAY, False))
-    found = judge([Found("cloud", (HEAD_IP,), *each) for each in answers], "et0", [Rule(50, 100, mark=5)])
+    found = judge([Found("cloud", (HEAD_IP,), *each) for each in answers], "et0", [Rule(50, 100, mark=5)], {})
     assert found.elsewhere == ""
     assert "50: from all fwmark 0x5 lookup 100" in found.caveat
 

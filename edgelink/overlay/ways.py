@@ -26,6 +26,7 @@ from edgelink.overlay.own_routes import TABLE
 _AF_INET = 2
 _LOCAL_TABLE, _MAIN_TABLE, _DEFAULT_TABLE = 255, 254, 253
 _UNICAST, _LOCAL = 1, 2  # kinds of routes
+_REFUSING = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # kinds, too
 _TO_TABLE = 1  # FR_ACT_TO_TBL
 _INVERTED = 2  # FIB_RULE_INVERT
 _TCP = 6
@@ -210,10 +211,11 @@ class Answer:
 
     def __str__(self) -> str:
         """As ``ip route`` shows it."""
-        kind = "local " if self.kind == _LOCAL else ""
-        via = f" via {self.gateway}" if self.gateway else ""
-        tables = {_LOCAL_TABLE: "local", _MAIN_TABLE: "main"}
-        return f"{kind}{self.network}{via} dev {' '.join(self.devices)} table {tables.get(self.table, self.table)}"
+        kind = {_LOCAL: "local", **_REFUSING}.get(self.kind, "")
+        via = f"via {self.gateway}" if self.gateway else ""
+        by = f"dev {' '.join(self.devices)}" if self.devices else ""
+        table = {_LOCAL_TABLE: "local", _MAIN_TABLE: "main"}.get(self.table, self.table)
+        return " ".join(filter(None, (kind, str(self.network), via, by, f"table {table}")))
 
 
 class Found(NamedTuple):
@@ -263,7 +265,7 @@ async def look(
             for question, is_ours in asked:
                 answer = await _ask(netlink, alike[0], question, names)
                 found.append(Found(f"{others[alike[0]]} ({alike[0]})", alike, answer, is_ours))
-    ways = judge(found, device, before)
+    ways = judge(found, device, before, routes)
     beside = forwarded_elsewhere(before, routes, device, own_ip, network)
     return (
         ways if ways.elsewhere or not beside else replace(ways, caveat="; ".join(filter(None, (ways.caveat, beside))))
@@ -337,15 +339,16 @@ def questions(
     return list(dict.fromkeys([*plain, *(each for each in picked if each is not None)]))
 
 
-def judge(found: Sequence[Found], device: str, before: Sequence[Rule]) -> Ways:
+def judge(found: Sequence[Found], device: str, before: Sequence[Rule], routes: Mapping[int, Sequence[Answer]]) -> Ways:
     """Put the answers into words; pure.
 
     Args:
         found: the answers.
         device: the overlay's.
         before: the rules before ours.
+        routes: those of each table that one of the rules leads to.
     """
-    refusing = [rule for rule in before if rule.action != _TO_TABLE]
+    refusing = _refusing(before, routes, [each.alike[0] for each in found])
     failed = [each for each in found if each.is_ours and (each.answer.refusal or each.answer.leads_elsewhere(device))]
     unreached = frozenset(ip for each in failed for ip in each.alike)
     wrong = [each for each in failed if refusing or not each.answer.refusal]
@@ -361,17 +364,41 @@ def judge(found: Sequence[Found], device: str, before: Sequence[Rule]) -> Ways:
     return Ways(unreached=unreached)
 
 
+def _refusing(
+    before: Sequence[Rule], routes: Mapping[int, Sequence[Answer]], asked: Collection[IPv4Address]
+) -> list[tuple[Rule | None, Answer | None]]:
+    """Return what is looked at before our rule and may refuse packets to one of these addresses: rules, and routes with
+    the rule that leads to them, which is the kernel's own for table local."""
+    leading: list[tuple[Rule | None, int]] = [(None, _LOCAL_TABLE)]
+    leading += [(rule, rule.table) for rule in before if rule.action == _TO_TABLE]
+    return [(rule, None) for rule in before if rule.action != _TO_TABLE] + [
+        (rule, route)
+        for rule, table in leading
+        for route in routes.get(table, ())
+        if route.kind in _REFUSING and route.network is not None and any(ip in route.network for ip in asked)
+    ]
+
+
 def _leads_elsewhere(rule: Rule | None, route: Answer) -> str:
     by = ", ".join(route.devices)
     return f"the rule `{rule}` comes before EdgeLink's and sends what it picks for members by {by}"
 
 
-def _elsewhere(who: str, answer: Answer, device: str, before: Sequence[Rule], refusing: Sequence[Rule]) -> Ways:
+def _elsewhere(
+    who: str,
+    answer: Answer,
+    device: str,
+    before: Sequence[Rule],
+    refusing: Sequence[tuple[Rule | None, Answer | None]],
+) -> Ways:
     if answer.refusal:
-        rule = refusing[0]
+        rule, route = refusing[0]
+        whys = [] if rule is None else [f"the rule `{rule}` comes before EdgeLink's"]
+        whys += [] if route is None else [f"the route `{route}`, made {_maker(route.maker)}"]
+        remedy = f"`ip route del {route}`" if rule is None else f"`ip rule del priority {rule.priority}`"
         return Ways(
-            f"the kernel sends nothing to {who} ({answer.refusal}): the rule `{rule}` comes before EdgeLink's",
-            f"`ip rule del priority {rule.priority}`, and take it out of what makes it",
+            f"the kernel sends nothing to {who} ({answer.refusal}): {', and leads to '.join(whys)}",
+            f"{remedy}, and take it out of what makes it",
         )
     by = ", ".join(answer.devices)
     if answer.kind == _LOCAL and answer.maker == _KERNEL:
