@@ -225,7 +225,7 @@ def test_behind_a_relay_by_udp_a_restart_heals_a_dead_pair(make_lab: MakeLab, tm
     """The kernel has no connection to close there. Each side that has lost the cut edge restarts its own, once.
 
     EasyTier takes up to five seconds to dial a relay by UDP again; the bar counts from the relay's answer. And a UDP
-    relay hears of no end: until it gives up the former EasyTier, after some ten seconds, it may send to that one.
+    relay hears of no end: until it gives up the former EasyTier, it may send to that one.
     """
     network = Network(make_lab(), tmp_path, is_healing=True, scheme="udp")
     for _ in range(8):

@@ -91,7 +91,7 @@ NAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "an earlier rule that prohibits": ((f"rule add pref 50 to {HEAD_IP} prohibit",), ("50: from all", "Permission")),
     "an earlier rule into a table that drops": (
         (f"route add blackhole {HEAD_IP}/32 table 100", "rule add pref 50 from all lookup 100"),
-        ("50: from all lookup 100", f"blackhole {HEAD_IP}/32", "ip rule del priority 50"),
+        ("50: from all lookup 100", f"blackhole {HEAD_IP}/32", "priority 50`"),
     ),
     "a route in table local that drops": (
         (f"route add unreachable {HEAD_IP}/32 table local",),

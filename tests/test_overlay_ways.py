@@ -195,7 +195,7 @@ RULE = Rule(50, 100, users=range(RAY, RAY + 1))
         (CAUGHT, [], [CAUGHT], "`ip route del local 10.10.0.2/32 dev lo table local`"),
         (HALF, [], [], "`ip route del"),
         (REFUSED, [Rule(50, action=8)], [], "`ip rule del priority 50`"),
-        (REFUSED, [RULE], [DROPS], "`ip rule del priority 50`"),
+        (REFUSED, [RULE], [DROPS], "priority 50`"),
         (REFUSED, [], [replace(DROPS, table=LOCAL)], "`ip route del blackhole 10.10.0.2/32 table local`"),
     ],
     ids=["a rule", "a DHCP client", "a bridge", "this machine", "half", "refused", "dropped", "dropped, table local"],
