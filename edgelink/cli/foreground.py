@@ -35,7 +35,7 @@ _SENTENCES = {"what", "why", "message", "hint"}  # keys whose values say all
 
 
 def show_warnings(*, verbose: bool = False) -> None:
-    """Have a command that ends soon show warnings, as sentences for people; with ``verbose`` the whole log."""
+    """Show the warnings of a command that ends soon as sentences. ``verbose`` shows the whole log."""
     log.configure(verbose=verbose, quiet=True, renderer=None if verbose else Steps(sys.stderr))
 
 

@@ -114,8 +114,14 @@ def _require_readable(paths: Paths) -> None:
 
 
 def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
-    """JSON lines, oldest first: of the daemons that answer, and of the units of those that do not; where there is
-    neither, what one has written that ran on a terminal. Raises DaemonNotRunningError where there is nothing."""
+    """Yield JSON lines, oldest first.
+
+    They come from the daemons that answer and from the units of the others. Where there is neither, a daemon that ran
+    on a terminal may have left a file.
+
+    Raises:
+        DaemonNotRunningError: there is nothing of all that.
+    """
     has_journal = shutil.which("journalctl") is not None
     silent_units = _installed_units() if has_journal else []
     daemons: list[dict[str, Any]] = []

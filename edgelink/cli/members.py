@@ -52,7 +52,7 @@ def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
 
 
 def are_well(rows: list[dict[str, Any]]) -> bool:
-    """Return whether nobody is known to be away who was not switched off on purpose; pure."""
+    """Return whether everybody is there, as far as is known. Who was switched off does not count; pure."""
     return not any(row["state"] in ("offline", "silent") for row in rows)
 
 

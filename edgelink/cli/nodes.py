@@ -65,7 +65,7 @@ def command(*, as_json: bool, is_watching: bool) -> int:
 
 
 def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:
-    """Who is paused may be back in a moment, and who was switched off is away on purpose; pure."""
+    """Return 75 where a node is paused, else 1 where one is missing. Who was switched off does not count; pure."""
     if any(_is_paused(node) for node in nodes):
         return ExitCode.TRY_AGAIN
     return ExitCode.OK if all(node["ready"] or _is_off(node) for node in nodes) else ExitCode.FAILED

@@ -11,7 +11,7 @@ _ALL = slice(8)  # what follows is counted in the first two as well
 
 
 class Processors:
-    """What this machine's processors have done since this was made, by the kernel's count (proc_stat(5))."""
+    """Compares two counts of the kernel (proc_stat(5)): the one at its construction, and the one of now."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
@@ -27,5 +27,6 @@ class Processors:
 
     @property
     def were_busy(self) -> bool:
+        """Whether all processors have worked since then. False where the kernel does not say."""
         (all_before, idle_before), (all_now, idle_now) = self._before, self._now()
         return idle_now - idle_before < (1 - _BUSY) * (all_now - all_before)

@@ -17,9 +17,10 @@ PATIENCE_S = 4.5
 def examine(
     surroundings: Surroundings, checks: Iterable[Check], *, clock: Clock | None = None, patience_s: float = PATIENCE_S
 ) -> dict[str, Finding]:
-    """What each found, by name, in their order.
+    """Return what each check found, by its name, in their order.
 
-    One that has not answered after ``patience_s`` has failed; on a machine whose processors are all busy, after 20 s.
+    A check that does not answer within ``patience_s`` has failed. On a machine whose processors are all busy it has
+    20 s.
     """
     clock = clock or SystemClock()
     found: dict[str, Finding] = {}

@@ -464,14 +464,8 @@ def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> Ran:
         program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         return Ran(None, error.strerror or str(error))
-    processors = Processors()
     try:
-        try:
-            printed, complaint = program.communicate(timeout=patience_s)
-        except subprocess.TimeoutExpired:
-            if not processors.were_busy:
-                raise
-            printed, complaint = program.communicate(timeout=_BUSY_PROGRAM_S - patience_s)
+        printed, complaint = _said(program, patience_s)
     except subprocess.TimeoutExpired:
         program.kill()
         raise
@@ -480,3 +474,14 @@ def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> Ran:
     lines = [line.strip()[:_LINE_CHARACTERS] for line in f"{printed}\n{complaint}".splitlines() if line.strip()]
     said = " | ".join(map(printable, lines[-_LINES:]))
     return Ran(None, said or f"exit status {program.returncode}, without a word")
+
+
+def _said(program: subprocess.Popen[str], patience_s: float) -> tuple[str, str]:
+    """Return what ``program`` has printed by its end. Raises TimeoutExpired, see :func:`run_program`."""
+    processors = Processors()
+    try:
+        return program.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        if not processors.were_busy:
+            raise
+    return program.communicate(timeout=_BUSY_PROGRAM_S - patience_s)

@@ -1,4 +1,4 @@
-"""The one authority that grants leases; on the relay, in its daemon.
+"""The authority grants leases. There is one in a network, in the daemon of a relay.
 
 It decides (:meth:`Authority.enrol`), signs, and has the store make it durable before anyone hears of it. It knows
 nothing of MQTT: :mod:`edgelink.registry.service` brings the requests and carries the replies.
