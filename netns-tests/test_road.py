@@ -357,7 +357,7 @@ def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
     with drop_sent(lab, CLOUD, whole, f"{large} meta length > 1000"):
         refused = run_true(road)
     assert refused.returncode == 75, refused.stderr
-    assert f"one-way block: {CLOUD} ({ips[CLOUD]}) → {EDGES[0]} ({ips[EDGES[0]]})" in refused.stderr
+    assert f"one-way block: {CLOUD} ({ips[CLOUD]}) → {EDGES[0]} ({ips[EDGES[0]]})" in refused.stderr, refused.stderr
     assert f"MTU black hole: {CLOUD} ({ips[CLOUD]}) → {EDGES[1]} ({ips[EDGES[1]]})" in refused.stderr
 
 

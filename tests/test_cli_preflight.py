@@ -119,8 +119,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     (tmp_path / "ray/util/scheduling_strategies.py").write_text(STRATEGIES)
     world = World(tmp_path)
 
-    async def heard(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        return {"heard": world.heard}
+    async def heard(_caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        return {"heard": [address for address in world.heard if address in body["wanted"]]}
 
     api = LocalApi(tmp_path / "node.sock")
     async with api.serving([route("GET", "/heard", heard)]):

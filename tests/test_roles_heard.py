@@ -12,6 +12,7 @@ from edgelink.errors import OverlayError, UsageError
 from edgelink.roles import heard
 
 TRAINER, STRANGER = 61001, 61002
+WANTED = {IPv4Address(f"10.10.0.{last}") for last in (3, 4, 5)}
 
 
 class Ray:
@@ -25,22 +26,23 @@ class Ray:
 
 
 async def test_rays_user_is_told_whose_echoes_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pings(_timeout_s: float) -> set[IPv4Address]:
-        return {IPv4Address("10.10.0.4"), IPv4Address("10.10.0.3")}
+    async def echoes(wanted: set[IPv4Address], _timeout_s: float) -> set[IPv4Address]:
+        return wanted - {IPv4Address("10.10.0.5")}
 
-    monkeypatch.setattr(heard, "heard_echoes", pings)
-    assert await heard.listen(Caller(1, TRAINER, TRAINER), Ray()) == {"heard": ["10.10.0.3", "10.10.0.4"]}
+    monkeypatch.setattr(heard, "heard_echoes", echoes)
+    answer = await heard.listen(Caller(1, TRAINER, TRAINER), Ray(), WANTED)
+    assert answer == {"heard": ["10.10.0.3", "10.10.0.4"]}
 
 
 async def test_nobody_else_is() -> None:
     with refuses(UsageError, STRANGER, reason="PermissionDenied"):
-        await heard.listen(Caller(1, STRANGER, STRANGER), Ray())
+        await heard.listen(Caller(1, STRANGER, STRANGER), Ray(), WANTED)
 
 
 async def test_a_daemon_without_the_right_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(_timeout_s: float) -> set[IPv4Address]:
+    async def refused(_wanted: set[IPv4Address], _timeout_s: float) -> set[IPv4Address]:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(heard, "heard_echoes", refused)
     with pytest.raises(OverlayError, match="Operation not permitted"):
-        await heard.listen(Caller(1, 0, 0), Ray())
+        await heard.listen(Caller(1, 0, 0), Ray(), WANTED)

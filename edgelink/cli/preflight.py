@@ -31,6 +31,7 @@ from edgelink.training.required_paths import NeededPath, asked_for, by_node, jud
 from edgelink.training.trainer.link_budget.links import Measured, measured
 from edgelink.training.trainer.link_budget.traffic import Seats, talking_pairs
 
+_HEARD_S = 20.0  # the daemon listens for 12 s at most
 _LIMIT_S = 240.0  # whatever hangs, and however slow the boards are
 # The program comes by stdin, before its question: Ray's user may not read this package.
 _LOADER = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'exchange.py', 'exec'))"
@@ -198,7 +199,7 @@ def exchange(
                     say(f"measures {pairs}")
                 if event["event"] == "waiting":
                     say(f"preflight: waits for a worker of Ray on {', '.join(event['nodes'])}")
-                    listener.start()
+                    listener.start([question.nodes[name] for name in event["nodes"]])
     finally:
         timer.cancel()
         process.kill()
@@ -232,15 +233,15 @@ class _Errors:
 
 
 class _Listener:
-    """Has the head's daemon listen for pings, beside the exchange: whom it hears tells the direction of a block."""
+    """Has the head's daemon listen for echoes, beside the exchange: whom it hears tells the direction of a block."""
 
     def __init__(self, daemon: Path) -> None:
         self._daemon = daemon
         self._thread: threading.Thread | None = None
         self._heard: frozenset[str] | None = None
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+    def start(self, wanted: Sequence[str]) -> None:
+        self._thread = threading.Thread(target=self._listen, args=(wanted,), daemon=True)
         self._thread.start()
 
     def heard(self) -> frozenset[str] | None:
@@ -248,6 +249,7 @@ class _Listener:
             self._thread.join()
         return self._heard
 
-    def _listen(self) -> None:
+    def _listen(self, wanted: Sequence[str]) -> None:
         with suppress(EdgelinkError):
-            self._heard = frozenset(call(self._daemon, "GET", "/heard", timeout_s=10.0)["heard"])
+            answer = call(self._daemon, "GET", "/heard", {"wanted": list(wanted)}, timeout_s=_HEARD_S)
+            self._heard = frozenset(answer["heard"])

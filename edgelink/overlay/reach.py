@@ -6,6 +6,7 @@ import asyncio
 import functools
 import socket
 import struct
+from collections.abc import Set
 from contextlib import suppress
 from ipaddress import IPv4Address
 
@@ -38,20 +39,20 @@ def may_open_raw() -> bool:
     return True
 
 
-async def heard_echoes(timeout_s: float) -> set[IPv4Address]:
-    """Who asks this machine for echoes, or answers its own, within ``timeout_s``.
+async def heard_echoes(wanted: Set[IPv4Address], timeout_s: float) -> set[IPv4Address]:
+    """Who of ``wanted`` asks this machine for echoes, or answers its own, within ``timeout_s``.
 
     This tells a way that works in one direction from one that is cut. Needs CAP_NET_RAW. Raises OSError.
     """
     loop = asyncio.get_running_loop()
-    heard = set()
+    heard = set[IPv4Address]()
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as listener:
         listener.setblocking(False)
         with suppress(TimeoutError):
             async with timeout(timeout_s):
-                while True:
+                while heard < wanted:
                     packet = await loop.sock_recv(listener, 128)
                     ports = packet[4 * (packet[0] & 0xF) :][:4]  # behind the IPv4 header
                     if PORT in struct.unpack("!HH", ports):
-                        heard.add(IPv4Address(packet[12:16]))  # the source in its IPv4 header
+                        heard |= {IPv4Address(packet[12:16])} & wanted  # the source in its IPv4 header
     return heard
