@@ -41,6 +41,13 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
+def presence_in_words(seen: Mapping[str, Any]) -> str:
+    """How a node is by the registry's row of it: its phase, "paused" where the head misses it, or how it is away."""
+    if seen.get("paused"):  # an older daemon does not tell
+        return "paused"
+    return str(seen["phase"]) if seen["online"] else away_in_words(seen["phase"])
+
+
 def away_in_words(phase: str) -> str:
     """How a node is that is not online, by the last phase that it told: it went on purpose, or nobody knows why."""
     return {"Left": "left", "Stopping": "off"}.get(phase, "offline")

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from edgelink.api import schema
 from edgelink.api.server import Caller, LocalApi, route
 from edgelink.cli.main import edgelink
-from edgelink.cli.members import are_well, lines, members
-from edgelink.errors import EdgelinkError
+from edgelink.cli.members import exit_status, lines, members
+from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.testing.schema import deviations
 
 NO_WAY = dict.fromkeys(("path", "via", "protocol", "latency_ms", "loss", "loses_full_packets"))
@@ -28,8 +28,8 @@ OWN = {"role": "edge", "hostname": "edge-2", "overlay_ip": "10.10.0.4", "node_ra
 OF_RELAY = {"role": "bootstrap", "hostname": "relay", "overlay_ip": "10.10.0.1", "node_rank": None, "phase": "Ready"}
 
 
-def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str, Any]:
-    return {"hostname": of["hostname"], "online": online, "phase": phase}
+def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready", paused: bool = False) -> dict[str, Any]:
+    return {"hostname": of["hostname"], "online": online, "phase": phase, "paused": paused}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
             {"cloud": "degraded", "robot": "offline"},
         ),
         ({**OF_RELAY, "nodes": [lease(CLOUD, online=True)]}, [CLOUD, ROBOT], {"cloud": "ready", "robot": None}),
+        ({**OF_RELAY, "nodes": [lease(ROBOT, online=True, paused=True)]}, [ROBOT], {"robot": "paused"}),
         ({**OF_RELAY, "nodes": [lease(ROBOT, online=False, phase="Left")]}, [ROBOT], {"robot": "left"}),
         ({**OF_RELAY, "nodes": [lease(ROBOT, online=False, phase="Stopping")]}, [ROBOT], {"robot": "off"}),
     ],
@@ -53,6 +54,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready") -> dict[str
         "an older daemon",
         "the relay",
         "one that the relay omits",
+        "one that the head misses",
         "one that left",
         "one that was switched off",
     ],
@@ -64,7 +66,10 @@ def test_each_member_tells_what_it_knows(
     own, *others = rows = members(status, peers)
     assert (own["hostname"], own["state"], own["path"]) == (status["hostname"], "ready", "self")
     assert {row["hostname"]: row["state"] for row in others} == states
-    assert are_well(rows) is not bool({"silent", "offline"} & set(states.values()))
+    away = bool({"silent", "offline"} & set(states.values()))
+    assert exit_status(rows) is (
+        ExitCode.TRY_AGAIN if "paused" in states.values() else ExitCode.FAILED if away else ExitCode.OK
+    )
     assert list(deviations({"schema": 1, "members": rows}, schema.Members)) == []
 
 

@@ -39,8 +39,8 @@ def test_only_silence_without_acknowledgement_is_death(
 
 @pytest.mark.parametrize(
     "last_data_recv_ms, unacked, backoff, hole",
-    [(100, 0, 0, False), (100, 3, 1, False), (60_000, 3, 4, False), (100, 3, 2, True)],
-    ids=["live", "one packet lost", "an outage", "a black hole"],
+    [(100, 0, 0, False), (100, 3, 1, False), (60_000, 3, 4, False), (1500, 3, 2, False), (100, 3, 2, True)],
+    ids=["live", "one packet lost", "an outage", "an outage just noticed", "a black hole"],
 )
 def test_a_black_hole_swallows_one_direction(last_data_recv_ms: int, unacked: int, backoff: int, hole: bool) -> None:
     """The other end's small packets arrive, and what was sent is sent again and again."""

@@ -24,6 +24,7 @@ from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.enrolment import require_role
 from edgelink.roles.head import Head
+from edgelink.roles.progress import missing_in_words
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
@@ -294,3 +295,12 @@ async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Pat
     membership = world.authority.relay_membership(key, "relay")
     with pytest.raises(ConfigError, match=r"enrolled as relay, not as edge.*`edgelink relay`"):
         require_role(membership, Role.EDGE)
+
+
+def test_ranks_that_nobody_has_are_told_together() -> None:
+    """With what to do said once, behind who is away."""
+    away = NodeReadiness(1, "edge-1", "10.10.0.3", ready=False, step="Started", message="offline", state="silent")
+    told = missing_in_words([away, unclaimed(2), unclaimed(3)])
+    assert told.startswith("edge-1 at Started (offline); ranks 2, 3 at Enrolled")
+    assert told.count("token create") == 1
+    assert missing_in_words([unclaimed(2)]).startswith("rank 2 at Enrolled")

@@ -6,11 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_disk import Disk
+from overlay_world import SPEC
 from pydantic import ValidationError
 from registry_world import World
 
@@ -23,7 +26,7 @@ from edgelink.registry.refusals import Refusals
 from edgelink.registry.topics import Topics
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.testing import FakeClock, beside, eventually
-from edgelink.testing.facts import board_with, give
+from edgelink.testing.facts import board_with, give, pretend
 
 
 def rows(own: str) -> list[Peer]:
@@ -53,14 +56,13 @@ class Network:
         self.directory = Directory.model_validate_json(world.authority.directory().body)
         self.nodes = {name: self.daemon(name) for name in self.keys}
 
-    def daemon(self, name: str, *, p2p: bool = True) -> EasyTierDeaths:
+    def daemon(self, name: str) -> EasyTierDeaths:
         """The daemon of a node, newly started."""
         return EasyTierDeaths(
             key=self.keys[name],
             network_id=self.id,
             send=lambda topic, payload: self.sent.append((topic, payload)),
             close=self._close,
-            has_paths=p2p,
             record=self._records / f"{name}.peer_id",
             clock=self.clock,
             inbox=Inbox(),
@@ -127,12 +129,24 @@ def test_an_end_is_told_once(network: Network) -> None:
     assert network.said() == ["41"]
 
 
-def test_without_direct_paths_there_is_nothing_to_tell(network: Network) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"p2p": True}, ["41"]),
+        ({"peers": ("tcp://203.0.113.10:11010", "udp://203.0.113.10:11010")}, ["41"]),
+        ({"peers": (), "listeners": ("udp://0.0.0.0:11010",)}, ["41"]),
+    ],
+)
+def test_without_udp_there_is_nothing_to_tell(network: Network, changes: dict[str, Any], said: list[str]) -> None:
     """Whoever is connected by TCP is told by the kernel: no message to thousands who have nothing to close."""
-    node = network.daemon("edge-1", p2p=False)
-    listed(node, rows("41"))
-    ended(node)
-    assert network.said() == []
+    node, spec = network.nodes["edge-1"], replace(SPEC, **{"p2p": False, **changes})
+    for facts in ({"overlay_spec": spec, "easytier_peer_id": "41"}, {"easytier_ends": 1}):
+        pretend(node._board, **facts)
+        node.look()
+    assert network.said() == said
+    node.take(network.keys["edge-2"].node_id, network.statement("edge-2"))
+    assert node._waiting.qsize() == len(said), "nor to close"
 
 
 def test_another_peer_id_means_that_the_one_before_has_ended(network: Network) -> None:

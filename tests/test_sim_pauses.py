@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim import Box, Sim, ready, story
 
 from edgelink.roles.leave import tell_left
+from edgelink.wording import presence_in_words
 
 
 async def state_of(head: Box, name: str) -> str:
@@ -12,19 +13,28 @@ async def state_of(head: Box, name: str) -> str:
     return str(next(row["state"] for row in rows if row["hostname"] == name))
 
 
+async def by_the_relay(relay: Box) -> dict[str, str]:
+    rows = (await relay.asks("GET", "/leases"))["leases"]
+    return {row["hostname"]: presence_in_words(row) for row in rows if row["hostname"] != "relay"}
+
+
 @story
 async def test_a_cut_off_edge_is_paused_within_ten_seconds_and_back_within_five(sim: Sim) -> None:
-    """Its Ray goes on, and so do the spec and the ranks of all."""
-    _, head, edge, other = await ready(sim, "cloud", "edge-1", "edge-2")
+    """Its Ray goes on, and so do the spec and the ranks of all. The relay hears of it before the broker misses it."""
+    relay, head, edge, other = await ready(sim, "cloud", "edge-1", "edge-2")
     spec = head.facts.cluster_spec
     edge.machine.is_cut = True
     await sim.until(head.has("NodesReady", "NodesPaused"), within_s=10)
     assert (await state_of(head, "edge-1"), await state_of(head, "edge-2")) == ("paused", "ready")
+    await sim.passes(2)
+    assert await by_the_relay(relay) == {"cloud": "Degraded", "edge-1": "paused", "edge-2": "Ready"}
     await sim.passes(120)
     assert await state_of(head, "edge-1") == "paused", "also once the broker says that it is gone"
     edge.machine.is_cut = False
     await sim.until(head.has("NodesReady", "AllAlive"), within_s=5)
     assert await state_of(head, "edge-1") == "ready"
+    await sim.passes(2)
+    assert await by_the_relay(relay) == dict.fromkeys(("cloud", "edge-1", "edge-2"), "Ready")
     assert head.facts.cluster_spec == spec
     assert other.is_ready()
 

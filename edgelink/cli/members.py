@@ -8,7 +8,8 @@ from edgelink.api.client import call_here
 from edgelink.cli.layout import table, wrapped
 from edgelink.cli.status import way_in_words
 from edgelink.cli.watch import Fact
-from edgelink.wording import away_in_words, role_in_words
+from edgelink.errors import ExitCode
+from edgelink.wording import presence_in_words, role_in_words
 
 _HEADER = ("NODE", "ROLE", "RANK", "OVERLAY IP", "STATE", "PATH")
 _YIELDING = (0, 5)
@@ -23,8 +24,8 @@ def members_here() -> list[dict[str, Any]]:
 def members(status: dict[str, Any], peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows that a daemon's status and peers make; pure.
 
-    ``state`` is the phase that the node itself tells to the relay, or whether it answers this machine; None where
-    neither is known.
+    ``state`` is the phase that the node itself tells to the relay ("paused" where the head says so), or whether it
+    answers this machine; None where nothing is known.
     """
     rank = status["node_rank"]
     said = {lease["hostname"]: lease for lease in status.get("nodes", ())}  # the registry's relay alone has them
@@ -46,14 +47,17 @@ def _known(peer: dict[str, Any]) -> dict[str, Any]:
 
 def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
     if lease is not None:
-        return lease["phase"].lower() if lease["online"] else away_in_words(lease["phase"])
+        return presence_in_words(lease).lower()
     answers = peer.get("answers")  # an older daemon does not tell
     return None if answers is None else "answers" if answers else "silent"
 
 
-def are_well(rows: list[dict[str, Any]]) -> bool:
-    """Return whether everybody is there, as far as is known. Who was switched off does not count; pure."""
-    return not any(row["state"] in ("offline", "silent") for row in rows)
+def exit_status(rows: list[dict[str, Any]]) -> ExitCode:
+    """Return 75 where a node is paused, else 1 where one is away as far as is known. Off does not count; pure."""
+    states = {row["state"] for row in rows}
+    if "paused" in states:
+        return ExitCode.TRY_AGAIN
+    return ExitCode.FAILED if states & {"offline", "silent"} else ExitCode.OK
 
 
 def lines(found: dict[str, Any], width: int) -> list[str]:

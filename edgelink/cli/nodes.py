@@ -59,9 +59,7 @@ def command(*, as_json: bool, is_watching: bool) -> int:
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo("\n".join(draw(found, columns())))
-    if is_head:
-        return exit_status(found["nodes"])
-    return ExitCode.OK if members.are_well(found["members"]) else ExitCode.FAILED
+    return exit_status(found["nodes"]) if is_head else members.exit_status(found["members"])
 
 
 def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:

@@ -17,7 +17,7 @@ from edgelink.cli.options import Duration, Group, KeyValue, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
-from edgelink.wording import away_in_words
+from edgelink.wording import presence_in_words
 
 
 @click.group("registry", cls=Group)
@@ -42,7 +42,7 @@ def list_(*, as_json: bool) -> None:
             lease["role"],
             lease["overlay_ip"],
             f"rank {'-' if lease['preferred_rank'] is None else lease['preferred_rank']}",
-            lease["phase"] if lease["online"] else away_in_words(lease["phase"]),
+            presence_in_words(lease),
             lease["node_id"],
         ]
         for lease in answer["leases"]
@@ -75,8 +75,7 @@ def show(*, node: str, as_json: bool) -> None:
         click.echo(f"{known['node_id']} holds no lease")
     else:
         rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
-        seen = known["phase"] if known["online"] else away_in_words(known["phase"])
-        click.echo(f"{lease['hostname']} {lease['role']} {lease['overlay_ip']} {rank}: {seen}")
+        click.echo(f"{lease['hostname']} {lease['role']} {lease['overlay_ip']} {rank}: {presence_in_words(known)}")
         labels = ", ".join(
             f"{name}={text}" + ("" if name in lease.get("given_labels", lease["labels"]) else " (its own word)")
             for name, text in sorted(lease["labels"].items())

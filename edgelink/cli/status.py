@@ -184,8 +184,10 @@ def _summary(daemon: dict[str, Any], width: int) -> list[str]:
     found = _place_lines(daemon, f"EdgeLink {daemon.get('version', 'of an unknown version')}", width)
     if "nodes" in daemon:
         others = [node for node in daemon["nodes"] if node["hostname"] != daemon.get("hostname")]
-        online = sum(node["online"] for node in others)
-        found += wrapped("  ", f"other machines: {len(others)} enrolled, {online} online", width)
+        paused = sum(bool(node.get("paused")) for node in others)  # an older daemon does not tell
+        online = sum(node["online"] for node in others) - paused
+        text = f"other machines: {len(others)} enrolled, {online} online{f', {paused} paused' if paused else ''}"
+        found += wrapped("  ", text, width)
     nodes_ready = next((one for one in daemon["conditions"] if one["type"] == "NodesReady"), None)
     if nodes_ready is not None and nodes_ready["status"] == "True":
         found += wrapped("  ", nodes_ready["message"], width)

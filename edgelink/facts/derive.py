@@ -21,6 +21,7 @@ from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import FEATURES, Session
@@ -28,6 +29,7 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
     MAX_OPEN_PORTS,
+    MAX_PAUSED,
     ClusterSpec,
     ConditionReport,
     Directory,
@@ -313,6 +315,7 @@ class Own:
     is_metered: bool
     openings: frozenset[Opening]
     follows_spec: int | None
+    paused: Mapping[str, Pause]
 
 
 def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
@@ -341,4 +344,5 @@ def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
         metered=now.is_metered,
         open_ports=told(now.openings, MAX_OPEN_PORTS),
         follows_spec=now.follows_spec,
+        paused=tuple(sorted(now.paused)[:MAX_PAUSED]),
     )

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from ipaddress import IPv4Interface
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+from edgelink.config.schemes import OVER_UDP
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.stun import one_of_each_relay_first
 
@@ -51,6 +53,12 @@ class OverlaySpec:
     def secrets(self) -> tuple[str, ...]:
         """What must not be shown."""
         return self.network_secret, toml_string(self.network_secret)[1:-1]
+
+    @property
+    def may_use_udp(self) -> bool:
+        """Whether its EasyTier may have a connection by UDP, where nobody is told that the other end has ended."""
+        punches = self.p2p and not self.is_relay  # whom a relay carries for is connected to it already
+        return punches or any(urlsplit(url).scheme in OVER_UDP for url in (*self.peers, *self.listeners))
 
     @property
     def punching(self) -> bool:

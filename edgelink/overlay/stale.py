@@ -19,6 +19,7 @@ from edgelink.overlay.sockets import destroy, diag_socket, established
 from edgelink.process.ports import socket_inodes
 
 _SILENT_MS = 2000
+_FRESH_MS = 1200  # the other end speaks every second; a silent node is noticed 1.5 s after a cut at the earliest
 _HOLE_TRIES = 2  # of one segment; a single loss is what networks do
 _log = get_logger("overlay")
 
@@ -98,7 +99,7 @@ def _is_black_hole(connection: Any) -> bool:
     info = connection.get_attr("INET_DIAG_INFO")
     return bool(
         info
-        and info["tcpi_last_data_recv"] <= _SILENT_MS
+        and info["tcpi_last_data_recv"] <= _FRESH_MS
         and info["tcpi_unacked"]
         and info["tcpi_backoff"] >= _HOLE_TRIES
     )

@@ -41,6 +41,7 @@ MAX_RULES = 256  # of access, in a network
 MAX_ACCESS_RANGES = 4096  # of one node
 MAX_ACCESS_ADDRESSES = 65536  # likewise
 MAX_OPEN_PORTS = 32  # that a status tells of
+MAX_PAUSED = 1024  # likewise, nodes
 MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 MAX_NUMBER = 2**53  # beyond it, not every JSON reader tells neighbours apart
@@ -460,6 +461,9 @@ class NodeStatus(Payload):
     )
     follows_spec: int | None = Field(
         None, description="epoch of the cluster spec whose `edges_open_to` it follows; null: nothing is closed by one"
+    )
+    paused: Annotated[tuple[NodeId, ...], Field(max_length=MAX_PAUSED)] = Field(
+        (), description="of the head: members that are alive in Ray and do not answer it"
     )
     reported_at: datetime | None = Field(None, description="by the node's clock")
 

@@ -19,7 +19,14 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ECHO_ANSWERED
 from edgelink.conditions import Status
-from edgelink.errors import EdgelinkError, RegistryError, RegistryUnavailableError, UntrustedError, first_error
+from edgelink.errors import (
+    EdgelinkError,
+    RegistryAuthError,
+    RegistryError,
+    RegistryUnavailableError,
+    UntrustedError,
+    first_error,
+)
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
@@ -29,6 +36,7 @@ from edgelink.registry.dynamic_security import RESPONSE_TOPIC
 from edgelink.registry.enrol_queue import EnrolQueue
 from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
@@ -74,7 +82,7 @@ class ManagedBroker(Protocol):
 
 
 class _OutOfStepError(RegistryUnavailableError):
-    """The broker lacks users whose passwords only their owners know: it has to start with fresh files."""
+    """The broker has to start with fresh files: it lacks users whose passwords only their owners know, or rights."""
 
 
 class RegistryService:
@@ -94,6 +102,7 @@ class RegistryService:
         is_listed: Callable[[IPv4Address], bool],
         outbox: Outbox,
         reports: Reports,
+        easytier_deaths: Inbox,
     ) -> None:
         """Arguments that need a word.
 
@@ -101,6 +110,7 @@ class RegistryService:
         is_listed: says whether the relay's EasyTier lists an overlay address.
         outbox: what is published once, in this session or the next.
         reports: makes the relay's report when the head asks.
+        easytier_deaths: gets what nodes say of their EasyTier, not verified.
         """
         self.ready = asyncio.Event()  # set while a session serves enrolments
         self.last_error: EdgelinkError | None = None
@@ -133,6 +143,7 @@ class RegistryService:
         self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status, is_listed=is_listed)
         self._outbox = outbox
         self._reports = reports
+        self._easytier_deaths = easytier_deaths
         self._serving_since_s: float | None = None
         self._left = store.departures.all()
 
@@ -286,14 +297,18 @@ class RegistryService:
             self._status_gate.begin_session()
             self.claims.begin_session()
             self.desk.begin_session()
-            await session.subscribe(
-                RESPONSE_TOPIC,
-                self._topics.enrol_request(ANY, ANY),
-                self._topics.status(ANY),
-                self._topics.report_request,
-                *self.rotation.subscriptions,
-                *self.desk.subscriptions,
-            )
+            try:
+                await session.subscribe(
+                    RESPONSE_TOPIC,
+                    self._topics.enrol_request(ANY, ANY),
+                    self._topics.status(ANY),
+                    self._topics.report_request,
+                    self._topics.easytier(ANY),
+                    *self.rotation.subscriptions,
+                    *self.desk.subscriptions,
+                )
+            except RegistryAuthError as error:
+                raise _OutOfStepError("the broker that runs is another version's, with other rights") from error
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session, users), name="registry-receive")
                 self._session = (session, users)
@@ -332,6 +347,8 @@ class RegistryService:
                 self.refusals.note("RateLimited", node_id, what="status")
         elif message.topic == self._topics.report_request:
             self._take_report_request(message)
+        elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
+            self._easytier_deaths.put(node_id, message.payload)
         else:
             _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
 

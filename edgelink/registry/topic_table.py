@@ -191,12 +191,12 @@ ANSWER = Topic(
 EASYTIER = Topic(
     "node/<node id>/easytier",
     writers=(Party.NODE,),
-    readers=(Party.NODES,),
+    readers=(Party.NODES, Party.REGISTRY),
     payload=payloads.EasyTierDeath,
     kind=Kind.EASYTIER_DEATH,
-    meaning="its EasyTier with this peer id has ended, signed by the node: others give up their direct UDP connections "
-    "to it",
-    sent="when its EasyTier ends, where it may have direct paths",
+    of_registry="that of its own machine",
+    meaning="its EasyTier with this peer id has ended, signed by the node: others give up their UDP connections to it",
+    sent="when its EasyTier ends, where it may have such",
 )
 SILENCE = Topic(
     "node/<node id>/silence",

@@ -32,6 +32,7 @@ from edgelink.registry.backup import has_registry
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import ACCESS, ALTERNATIONS, DIRECTORY, USABLE_IPS
 from edgelink.registry.founding import NetworkRequest
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.membership_store import MEMBERSHIP
@@ -46,6 +47,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.admission import ADMISSION
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
@@ -192,7 +194,7 @@ class Relay(Daemon):
             launcher=self.launcher,
             files=self.files,
         )
-        outbox = Outbox()
+        outbox, deaths = Outbox(), Inbox()
         self.reports = ReportExchange(
             key=self.key,
             network_id=keys.network_id,
@@ -213,6 +215,18 @@ class Relay(Daemon):
             is_listed=self.parts.is_listed,
             outbox=outbox,
             reports=self.reports,
+            easytier_deaths=deaths,
+        )
+        self.deaths = EasyTierDeaths(
+            key=self.key,
+            network_id=keys.network_id,
+            send=outbox.put,
+            close=self.parts.close_paths,
+            record=self.paths.easytier_peer_id,
+            clock=self.clock,
+            inbox=deaths,
+            refusals=self.registry.refusals,
+            board=self.board,
         )
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
@@ -280,6 +294,7 @@ class Relay(Daemon):
         self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.reports.run(), name="reports")
+        tasks.create_task(self.deaths.run(), name="easytier-deaths")
         tasks.create_task(self._invite(), name="invite")
         if self.stun is not None:
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")

@@ -1,8 +1,9 @@
 """That an EasyTier has ended is told to all who may hold a connection to it, who then give it up (ADR 0017).
 
-By TCP the kernel tells them. By UDP, the direct paths through NAT, nobody does, and they would go on sending to the
-dead one for seconds. Each node tells of its own EasyTier only, signed with its key; what is told is true for ever,
-because EasyTier draws its peer id anew at each start. It goes over the broker, which is reached without the overlay.
+By TCP the kernel tells them. By UDP, as on the direct paths through NAT and with a relay that is reached so, nobody
+does, and they would go on sending to the dead one for seconds. Each node tells of its own EasyTier only, signed with
+its key; what is told is true for ever, because EasyTier draws its peer id anew at each start. It goes over the broker,
+which is reached without the overlay.
 
 Acting on one costs processes, and a node may state as many as it likes: so few of each count, and few are seen to at
 once.
@@ -26,6 +27,7 @@ from edgelink.errors import EdgelinkError, NotRecordedError, UntrustedError
 from edgelink.facts.board import Board
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.reconcile import Wakeup
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
@@ -52,6 +54,12 @@ class Inputs:
     directory: Directory | None
     easytier_ends: int
     easytier_peer_id: str
+    overlay_spec: OverlaySpec | None
+
+    @property
+    def may_use_udp(self) -> bool:
+        """Whether there may be connections that nobody else closes."""
+        return self.overlay_spec is None or self.overlay_spec.may_use_udp
 
 
 class EasyTierDeaths:
@@ -60,7 +68,6 @@ class EasyTierDeaths:
     Args:
         send: publish on a topic, once.
         close: close the connections to a peer id of the node with that overlay address; tells the other ends.
-        has_paths: whether our EasyTier may have direct paths; of one that has none there is nothing to tell.
         inbox: what other nodes say of theirs.
         refusals: counts what is not believed.
         record: where the peer id of our own EasyTier is kept, for a daemon that finds it gone.
@@ -73,7 +80,6 @@ class EasyTierDeaths:
         network_id: str,
         send: Send,
         close: ClosePaths,
-        has_paths: bool,
         record: Path,
         clock: Clock,
         inbox: Inbox,
@@ -91,7 +97,6 @@ class EasyTierDeaths:
         self._topics = Topics(network_id)
         self._send = send
         self._close = close
-        self._has_paths = has_paths
         self._record = record
         self._own = self._recorded()
         self._gone = ""  # the id of the one that ended last, which is on the board until another one says its own
@@ -123,16 +128,17 @@ class EasyTierDeaths:
         self._gone = peer_id
         with suppress(OSError):
             self._record.unlink(missing_ok=True)
-        if not self._has_paths:
+        if not self._board.select(Inputs).may_use_udp:
             return
         envelope = self._key.sign(Kind.EASYTIER_DEATH, EasyTierDeath(network_id=self._network_id, peer_id=peer_id))
         self._send(self._topics.easytier(self._key.node_id), envelope.model_dump_json().encode())
 
     def take(self, node_id: str, payload: bytes) -> None:
         """What is said on a node's topic. Raises UntrustedError, pydantic's ValidationError."""
-        directory = self._board.select(Inputs).directory
+        now = self._board.select(Inputs)
+        directory = now.directory
         entry = directory.entry(node_id) if directory else None
-        if directory is None or entry is None or node_id == self._key.node_id:
+        if directory is None or entry is None or node_id == self._key.node_id or not now.may_use_udp:
             return
         death = word_of(entry, payload, Kind.EASYTIER_DEATH, EasyTierDeath, directory)
         if (node_id, death.peer_id) in self._taken or self._waiting.full():

@@ -69,8 +69,8 @@ log = get_logger("node")
 # Facts that nobody writes on a daemon of this role: a run is granted on the head only, and a relay has no Ray.
 _UNWRITTEN: dict[Role, set[str]] = {
     Role.HEAD: set(),
-    Role.EDGE: {"run_members", "ray_alive"},
-    Role.RELAY: {"run_members", "ray_alive", "versions", "dead_ray"},
+    Role.EDGE: {"run_members", "ray_alive", "paused"},
+    Role.RELAY: {"run_members", "ray_alive", "versions", "dead_ray", "paused"},
 }
 
 
@@ -202,7 +202,6 @@ class Member(Daemon):
             network_id=membership.network_id,
             send=self._outbox.put,
             close=self.parts.close_paths,
-            has_paths=self.config.overlay.p2p,
             record=self.paths.easytier_peer_id,
             clock=self.clock,
             inbox=self._easytier_deaths,

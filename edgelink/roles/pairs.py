@@ -293,7 +293,8 @@ class Pairs(Part[Inputs, Do]):
                 closed = await self._overlay.close_connections_to(ends)
                 self._change(name, found_none=not closed)
                 self.own = replace(self.own, listed_s=None)
-                log.warning("overlay.pair_healing", node=name, by="close", closed=closed)
+                if closed:
+                    log.warning("overlay.pair_healing", node=name, by="close", closed=closed)
             case Restart(name):
                 self._change(name, restarted=True)
                 self._restarted_file.write_text(str(at_s))

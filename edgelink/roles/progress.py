@@ -8,7 +8,8 @@ from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.errors import DeadlineError
-from edgelink.roles.readiness import NodeReadiness
+from edgelink.roles.readiness import NodeReadiness, unclaimed_in_words
+from edgelink.wording import few
 
 _SAY_AGAIN_S = 5.0  # how much time is left
 LOOK_S = 0.25  # where nobody tells of changes
@@ -94,6 +95,13 @@ def nodes_missing(rows: Rows, timeout_s: float) -> DeadlineError:
 
 
 def missing_in_words(rows: Rows) -> str:
-    """Each that is not ready, the step it stands at, and what to do."""
-    missing = [node for node in rows if not node.ready]
-    return "; ".join(f"{node.hostname or f'rank {node.node_rank}'} at {node.step} ({node.message})" for node in missing)
+    """Each that is not ready, the step it stands at, and what to do. Ranks that nobody has are told together."""
+    ranks = [node.node_rank for node in rows if node.state == "missing"]
+    told = [
+        f"{node.hostname or f'rank {node.node_rank}'} at {node.step} ({node.message})"
+        for node in rows
+        if not node.ready and (node.state != "missing" or len(ranks) == 1)
+    ]
+    if len(ranks) > 1:
+        told.append(f"ranks {few(ranks)} at Enrolled ({unclaimed_in_words(ranks)})")
+    return "; ".join(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -102,6 +103,15 @@ class NodeFacts:
     has_left: bool = False
 
 
+def unclaimed_in_words(ranks: Sequence[int]) -> str:
+    """Return that nobody has these ranks, and what to do."""
+    which, more = (f"rank {ranks[0]}", "one more machine") if len(ranks) == 1 else ("them", "more machines")
+    return (
+        f"nobody is enrolled with {which}: make a token on the relay (`edgelink token create`) and join {more}, or "
+        "lower cluster.num_nodes"
+    )
+
+
 def unclaimed(rank: int) -> NodeReadiness:
     """Return the row of a rank that nobody has."""
     return NodeReadiness(
@@ -110,8 +120,7 @@ def unclaimed(rank: int) -> NodeReadiness:
         None,
         ready=False,
         step="Enrolled",
-        message=f"nobody is enrolled with rank {rank}: make a token on the relay (`edgelink token create`) and "
-        "join one more machine, or lower cluster.num_nodes",
+        message=unclaimed_in_words([rank]),
         brief="nobody enrolled",
         state="missing",
     )

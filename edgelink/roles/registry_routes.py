@@ -137,10 +137,20 @@ class RegistryRoutes:
         """Whether a node is there, and how it is. This relay itself has no session as a node, and answers here."""
         status = self._holder.registry.statuses.get(node_id)
         if status is None and node_id == self._holder.key.node_id:
-            return {"online": True, "phase": self._holder.board.facts.phase.value}
+            return {"online": True, "phase": self._holder.board.facts.phase.value, "paused": False}
         if node_id in self._holder.store.departures.all():
-            return {"online": False, "phase": LEFT}
-        return {"online": status.online if status else False, "phase": status.phase if status else Status.UNKNOWN.value}
+            return {"online": False, "phase": LEFT, "paused": False}
+        return {
+            "online": status.online if status else False,
+            "phase": status.phase if status else Status.UNKNOWN.value,
+            "paused": status is not None and status.online and node_id in self._paused(),
+        }
+
+    def _paused(self) -> set[str]:
+        """Whom the head calls paused, as long as it is there itself: it knows sooner than the broker."""
+        heads = [lease.node_id for lease in self._holder.store.leases() if lease.role is Role.HEAD]
+        said = [status for node_id in heads if (status := self._holder.registry.statuses.get(node_id)) is not None]
+        return {node_id for status in said if status.online for node_id in status.paused}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """A node that is there takes it up at once, unless a run uses it; an older EdgeLink when it joins again."""

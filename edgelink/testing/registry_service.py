@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.outgoing import Outbox
 from edgelink.registry.service import RegistryService
 from edgelink.testing.registry_client import NoReports
@@ -19,5 +20,6 @@ class LoneService(RegistryService):
             "is_listed": lambda _ip: False,
             "outbox": Outbox(),
             "reports": NoReports(),
+            "easytier_deaths": Inbox(),
         }
         super().__init__(**{**alone, **given})
