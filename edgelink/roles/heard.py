@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -20,14 +20,15 @@ def heard_route(ray: RayAccess) -> Route:
     """``GET /heard``: see :func:`listen`."""
 
     async def heard(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        return await listen(caller, ray, {IPv4Address(address) for address in body["wanted"]})
+        return await listen(caller, ray, body)
 
     return route("GET", "/heard", heard)
 
 
-async def listen(caller: Caller, ray: RayAccess, wanted: Set[IPv4Address]) -> dict[str, Any]:
-    """Tell root and Ray's user which of ``wanted`` send an echo in the next 12 s; at once when all have."""
+async def listen(caller: Caller, ray: RayAccess, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell root and Ray's user which of the addresses ``wanted`` send an echo in the next 12 s; at once when all have."""
     await require_ray_user(caller, ray)
+    wanted = {IPv4Address(address) for address in body["wanted"]}
     try:
         return {"heard": sorted(str(address) for address in await heard_echoes(wanted, _LISTENING_S))}
     except OSError as error:
