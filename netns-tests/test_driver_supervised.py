@@ -82,6 +82,7 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
 
 
 @OTHERS
+@pytest.mark.long
 def test_an_only_simulator_that_dies_is_waited_for(road: Road, tmp_path: Path) -> None:
     """raylet SIGKILL at the only edge: nothing is asked for, and the one attempt goes on where it was."""
     training = TrainingRun(road, tmp_path, 12)
@@ -281,6 +282,7 @@ def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, t
 
 
 @OTHERS
+@pytest.mark.long
 def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> None:
     """In the midst of a training that takes it in: enrolled, in Ray, and learned from, without a step lost."""
     road.wait_ready(CLOUD)

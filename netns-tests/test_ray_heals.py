@@ -264,6 +264,7 @@ def test_a_new_gcs_is_joined_by_all(road: Road, table: NodeTable, has_broker: bo
 
 
 @pytest.mark.timeout(420 + 600 * REBOOTS)
+@pytest.mark.long
 def test_a_head_that_reboots_gets_its_cluster_and_its_run_back(road: Road, table: NodeTable, tmp_path: Path) -> None:
     """All its processes die under a run, its network is another one: nobody touches an edge, the cluster is complete
     again, and the same command, which the unit in docs/how-to/long-runs.md starts at boot, goes on from its newest

@@ -16,6 +16,7 @@ from edgelink.config import Config
 from edgelink.errors import NoRelayError, RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_status
 from edgelink.overlay.openings import Opening
+from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.client import FEATURES, Session
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -39,6 +40,7 @@ STARTS = Own(
     is_metered=False,
     openings=frozenset(),
     follows_spec=None,
+    paused={},
 )
 BARE = NodeStatus(
     node_id=KEY.node_id,
@@ -70,6 +72,10 @@ def told(now: Own) -> NodeStatus:
         ({"is_metered": True}, {"metered": True}),
         ({"openings": frozenset({Opening("tcp", 22, 22)})}, {"open_ports": ("tcp/22 from all",)}),
         ({"follows_spec": 7}, {"follows_spec": 7}),
+        (
+            {"paused": {node_id: Pause(0.0, "echo") for node_id in ("b" * 26, "a" * 26)}},
+            {"paused": ("a" * 26, "b" * 26)},
+        ),
         ({"dead_ray": "f00d"}, {}),
     ],
 )

@@ -57,6 +57,11 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
         tell(f"do not free its lease: {elsewhere}")
     elif lease is not None:
         free = f"`edgelink registry release {lease.hostname} --now` on the relay"
-        tell(f"its lease is kept for it until the operator frees it: {free}")
-        if not is_known:
-            tell("the relay does not answer: the head shows this machine as away until then", err=True)
+        if is_known:
+            tell(f"its lease is kept for it until the operator frees it: {free}")
+        else:  # it is away, or has revoked this machine
+            tell(
+                f"the relay could not be told: if it still keeps the lease, {free} frees it, and the head shows this "
+                "machine as away until then",
+                err=True,
+            )
