@@ -65,6 +65,7 @@ class Lease(TypedDict):
     preferred_rank: Annotated[int | None, "null: it takes no part in Ray"]
     online: Annotated[bool, "in touch with the broker"]
     phase: Annotated[str, "as it says itself; Unknown: it was never heard; Left: it has left, and keeps its lease"]
+    paused: Annotated[bool, "the head misses it, and Ray rides through"]
 
 
 class Attempt(TypedDict):
