@@ -74,7 +74,7 @@ def keep(address: str, victim: str) -> None:
             after = (sequence + len(content) - (offset >> 4) * 4 + (flags & FIN)) % 2**32
             if (after - expected.setdefault((source, port), after)) % 2**32 < 2**31:  # else it is sent again
                 expected[source, port] = after
-            tell(event="kept", source=victim, port=port)
+            tell(event="kept", source=victim, source_port=source, port=port, flags=flags)
             answer = segment((address, victim), (port, source), acknowledged, expected[source, port], ACK)
             said.sendto(answer, (victim, 0))
 
