@@ -169,8 +169,9 @@ def test_who_comes_while_the_head_is_away_gets_no_connection(lab: Lab, thieves: 
 
 
 def connections(lab: Lab) -> list[str]:
-    """The edge's with the head's address."""
-    argv = ["ss", "-Htn", "state", "established", "dst", HEAD_IP]
+    """The edge's with the head's address, on which something may still be sent."""
+    states = [word for state in ("established", "fin-wait-1", "close-wait", "last-ack") for word in ("state", state)]
+    argv = ["ss", "-Htn", *states, "dst", HEAD_IP]
     return lab.exec(EDGE, argv, capture=True, check=True).stdout.splitlines()
 
 
@@ -214,7 +215,10 @@ def test_a_connection_with_the_head_that_another_keeps_is_closed(
         assert echoes or fake.events("kept"), "else it has kept none"
         wait_until("it is found", lambda: is_found(lab))
         time.sleep(10)  # in which it would hear more
-        assert [event for event in fake.events("kept") if event["at_s"] > closed_s + 1] == [], (closed_s, fake.events("kept"))
+        assert [event for event in fake.events("kept") if event["at_s"] > closed_s + 1] == [], (
+            closed_s,
+            fake.events("kept"),
+        )
         assert fake.events("accepted") == []
 
 

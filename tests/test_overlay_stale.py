@@ -107,3 +107,16 @@ def test_a_live_connection_is_left_alone() -> None:
             client.sendall(b"x")
             assert stale.close_dead_connections(os.getpid()) == []
             assert accepted.recv(1) == b"x"
+
+
+def test_what_one_side_has_closed_is_listed_where_it_is_asked_for() -> None:
+    """The kernel may still send on it; both ends of it are there."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        ports = {client.getsockname()[1], server.getsockname()[1]}
+        accepted, _ = server.accept()
+        with accepted, sockets.diag_socket() as diag:
+            client.shutdown(socket.SHUT_WR)
+            assert accepted.recv(1) == b""
+            for half_closed, expected in ((False, set()), (True, ports)):
+                listed = sockets.established(diag, half_closed=half_closed)
+                assert {each["idiag_sport"] for each in listed} & ports == expected

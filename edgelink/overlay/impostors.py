@@ -57,7 +57,7 @@ def close_connections_with(addresses: Collection[IPv4Address]) -> list[str]:
     try:
         with diag_socket() as diag:
             for family in (socket.AF_INET, socket.AF_INET6):
-                for connection in list(established(diag, family)):
+                for connection in list(established(diag, family, half_closed=True)):
                     if _ipv4(connection["idiag_dst"]) in addresses:
                         destroy(diag, connection)
                         closed.append(f"{connection['idiag_dst']}:{connection['idiag_dport']}")

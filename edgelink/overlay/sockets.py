@@ -16,6 +16,7 @@ from pyroute2.netlink.diag import SOCK_DESTROY, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 
 ESTABLISHED = 1
+_HALF_CLOSED = 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11  # both FIN_WAITs, CLOSE_WAIT, LAST_ACK, CLOSING
 _TCP_INFO = 1 << 1  # INET_DIAG_INFO
 _CONGESTION = 1 << 3  # INET_DIAG_CONG
 _HEADER_BYTES = 16  # of struct nlmsghdr
@@ -29,11 +30,14 @@ def diag_socket() -> Iterator[DiagSocket]:
         yield diag
 
 
-def established(diag: DiagSocket, family: int = socket.AF_INET) -> Iterator[Any]:
-    """Yield each established connection, with its tcp_info and congestion control. Raises NetlinkError."""
+def established(diag: DiagSocket, family: int = socket.AF_INET, *, half_closed: bool = False) -> Iterator[Any]:
+    """Yield each established connection, with its tcp_info and congestion control. Raises NetlinkError.
+
+    ``half_closed``: also those that one side has closed, and on which the kernel may still send what is left.
+    """
     yield from diag.get_sock_stats(
         family=family,
-        states=1 << ESTABLISHED,
+        states=1 << ESTABLISHED | (_HALF_CLOSED if half_closed else 0),
         protocol=socket.IPPROTO_TCP,
         extensions=_TCP_INFO | _CONGESTION,
     )
