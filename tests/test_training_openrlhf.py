@@ -48,6 +48,14 @@ def test_placement_groups_are_what_the_options_say(options: str, expected: dict[
     assert {(demand.devices, demand.cpus) for demand in asked(f"{PPO} {options}".split()).demands} == {(1, 1.0)}
 
 
+@pytest.mark.parametrize("starter", ["ray job submit --address=http://127.0.0.1:8265 --", "uv run --", "env A=b"])
+def test_what_starts_it_takes_no_option_away(starter: str) -> None:
+    """Behind a lone `--`, argparse would read no option. OpenRLHF's guide has people submit jobs so."""
+    options = f"{ACTOR} {REF} --train.colocate_all"
+    for program in (PPO, "python3 train_ppo.py --policy openrlhf.mine"):
+        assert bundles(f"{starter} {program} {options}") == bundles(f"{program} {options}") != {}
+
+
 def test_of_other_programs_only_what_is_written_counts() -> None:
     """Their defaults are their own."""
     assert bundles("python launch.py") == {}

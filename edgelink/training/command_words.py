@@ -41,6 +41,16 @@ def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:
     return next((word for word in words for module in modules if word.startswith(f"{module}.")), None)
 
 
+def arguments_of(words: Sequence[str], modules: Iterable[str]) -> list[str]:
+    """What stands behind the first module of these packages or Python script: the program's own.
+
+    What comes before it is for who starts it, as ``ray job submit … --`` or ``uv run``; all words where there is none.
+    """
+    module = module_of(words, modules)
+    begins = (n for n, word in enumerate(words, start=1) if word == module or word.endswith(".py"))
+    return list(words[next(begins, 0) :])
+
+
 def is_commands_of(program: str, option: str) -> bool:
     """Whether what follows is commands: ``bash -c``, ``sh -lc``."""
     return Path(program).name in SHELLS and re.fullmatch(r"-[a-z]*c", option) is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgelink.errors import ConfigError
-from edgelink.training.command_words import module_of
+from edgelink.training.command_words import arguments_of, module_of
 from edgelink.training.resources import Demand
 
 MINIMUM = {"ray": (2, 48), "grpcio": (1, 74)}  # of OpenRLHF's own requirements since 0.8.10
@@ -66,7 +66,7 @@ def asked(words: Sequence[str]) -> Asked:
         ConfigError: OpenRLHF would refuse it, but only after it has waited for a placement group.
     """
     try:
-        given = vars(_parser().parse_known_args(list(words))[0])
+        given = vars(_parser().parse_known_args(arguments_of(words, ("openrlhf",)))[0])
     except argparse.ArgumentError as error:
         return Asked(unclear=str(error))
     sizes = ("num_nodes", "num_gpus_per_node")
