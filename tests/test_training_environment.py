@@ -93,6 +93,29 @@ def test_leftovers_reach_no_driver(framework: Framework) -> None:
     assert found["MASTER_ADDR"] == "10.10.0.2"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("POLARIS_DATA_PATH", "DREAMZERO_PATH", "LINGBOT_VLA_PATH", "DUAL_FRANKA_DATA_ROOT", "PI05_BASE_CKPT"),
+        *("VLM_TREND_REWARD_DATA_ROOT", "ROBOCASA365_OPENPI_CKPT", "DIFFUSION_PATH", "REWARD_PATH", "LLMASJUDGE_MODEL"),
+        *("SERPER_API_KEY", "NUMBA_DISABLE_JIT", "RLINF_KEYBOARD_DEVICE", "CONFIG_NAME", "NODES", "STEPS"),
+        *("SFT_REPO_ID", "FRANKA_ROBOT_IP", "ROBOT_IP", "EMBODICHAIN_PATH", "RLINF_CART_K_T", "TOTAL_NUM_ENVS"),
+    ],
+)
+def test_what_rlinfs_guides_have_people_export_reaches_the_driver(name: str) -> None:
+    """Its scripts read some of it, as `NODES=2 run_embodiment.sh` does."""
+    assert variables({name: "2"}, RLINF)[name] == "2"
+
+
+def test_a_driver_of_rlinf_that_fails_ends_with_another_status_than_0() -> None:
+    """Whoever sets it otherwise wants it so."""
+    assert variables({}, RLINF)["HYDRA_FULL_ERROR"] == "1"
+    assert variables({"HYDRA_FULL_ERROR": "0"}, RLINF)["HYDRA_FULL_ERROR"] == "0"
+    of_ray = Grant(environment=OF_HEAD, of_ray={**OF_RAY, "HYDRA_FULL_ERROR": "0"})
+    assert variables({}, RLINF, of_ray)["HYDRA_FULL_ERROR"] == "0"
+    assert "HYDRA_FULL_ERROR" not in variables({}, VERL)
+
+
 def test_terraforms_variables_are_no_settings() -> None:
     """Though TensorFlow's begin alike: they hold passwords and tokens."""
     found = variables({"TF_VAR_password": "s", "TF_TOKEN_app": "s", "TF_CPP_MIN_LOG_LEVEL": "2"}, RLINF)

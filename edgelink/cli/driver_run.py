@@ -37,7 +37,7 @@ from edgelink.files import write_atomic
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
-from edgelink.training.command_check import check_command, find_program
+from edgelink.training.command_check import check_command, find_program, hides_failure
 from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.grant_checks import check_grant
@@ -80,6 +80,8 @@ def run_driver_here(
         detected = with_cluster_file(detected)
     check_command(argv, present_directory(), verbs(), _search_path(paths, detected.framework, wishes))
     say(str(detected))
+    if told := hides_failure(argv, present_directory()):
+        say(f"warning: {told}")
     if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
         _check_code(wishes.over(os.environ))
     with run_directory() as directory:

@@ -9,9 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from edgelink.errors import UsageError
-from edgelink.training.command_words import SHELLS
+from edgelink.training.command_words import SHELLS, shell_text
 
 _PYTHON = re.compile(r"python[0-9.]*")
+# What is at the end of a line's pipe, and ends well whatever came before.
+_END_OF_PIPE = re.compile(r"(?<!\|)\|&?\s*(tee|ts|cat|grep|sed|awk)\b(?:[^|;&]|>&|&>)*;?\s*$")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs", "-o")  # of Python, and of a shell
 
 
@@ -36,6 +38,28 @@ def check_command(argv: Sequence[str], directory: Path, verbs: Collection[str], 
     script = _script(argv) if _PYTHON.fullmatch(name) or name in SHELLS else None
     if script is not None and _is_missing(directory / script):
         raise UsageError(f"{script}: there is no such file in {directory}", hint=_near_file(directory / script))
+
+
+def hides_failure(argv: Sequence[str], directory: Path) -> str | None:
+    """Return what to say where a shell script ends in a pipe to ``tee`` or its like. None: it does not.
+
+    Its exit status is theirs. Half of RLinf's scripts are so: a training that failed would never be started again.
+    """
+    found = shell_text(argv, directory)
+    if found is None or "pipefail" in " ".join(argv):
+        return None
+    text, name = found.text, found.name
+    lines = [
+        line for line in text.replace("\\\n", " ").splitlines() if not re.match(r"\s*(#.*|fi|done|esac|\})?\s*$", line)
+    ]
+    end = _END_OF_PIPE.search(lines[-1]) if lines else None
+    if end is None or re.search("pipefail|PIPESTATUS", text):
+        return None
+    cure = f"`bash -o pipefail {name}`" if name.endswith((".sh", ".bash")) else "`bash -o pipefail -c`"
+    return (
+        f"{name} ends in `| {end[1]}`, so its exit status is that of {end[1]}: a training that fails would count as "
+        f"done. Write `set -o pipefail` at its beginning, or run {cure}"
+    )
 
 
 def find_program(name: str, path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_SCRIPT_BYTES = 1024 * 1024
@@ -22,18 +23,31 @@ def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) 
         directory: where ``argv`` runs.
         modules: packages such as ``verl``; a word ``verl.…`` is a module of it.
     """
+    found = shell_text(argv, directory)
+    lines = [] if found is None else list(_lines(found.text, found.rest))
+    of_module = (line for line in lines if module_of(line, modules) is not None)
+    of_script = (line for line in lines if any(each.endswith(".py") for each in line))
+    return next(of_module, None) or next(of_script, None) or list(argv)
+
+
+@dataclass(frozen=True)
+class ShellText:
+    """What a shell is given to run: what to call it, the commands, and what ``$@`` is in them."""
+
+    name: str
+    text: str
+    rest: tuple[str, ...]
+
+
+def shell_text(argv: Sequence[str], directory: Path) -> ShellText | None:
+    """What a shell runs in ``argv``. None: no script that can be read, and no commands."""
     for index, word in enumerate(argv):
-        text, rest = None, argv[index + 1 :]
-        if word.endswith((".sh", ".bash")):
-            text = _read(directory / word)
-        elif index and is_commands_of(argv[index - 1], word) and rest:
-            text, rest = rest[0], rest[2:]  # the word after the commands is their $0
-        if text is not None:
-            lines = list(_lines(text, rest))
-            of_module = (line for line in lines if module_of(line, modules) is not None)
-            of_script = (line for line in lines if any(each.endswith(".py") for each in line))
-            return next(of_module, None) or next(of_script, None) or list(argv)
-    return list(argv)
+        rest = tuple(argv[index + 1 :])
+        if word.endswith((".sh", ".bash")) and (text := _read(directory / word)) is not None:
+            return ShellText(word, text, rest)
+        if index and is_commands_of(argv[index - 1], word) and rest:  # the word after the commands is their $0
+            return ShellText(f"{Path(argv[index - 1]).name} {word}", rest[0], rest[2:])
+    return None
 
 
 def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:

@@ -26,6 +26,7 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     # Settings of RLinf and Ray that people set on purpose, and that mean the same on every node.
     (Kind.SETTING, f"RLINF_LOG_LEVEL {RLINF_TIMEOUT} RLINF_CATCH_FAILURE RLINF_EXT_MODULE RLINF_PATH_ENV_MERGE_MODE"),
     (Kind.SETTING, "RLINF_CODE_WORKING_DIR RLINF_DATA_ROOT RLINF_COMPAT RLINF_QWENFAST_MAX_ACTION_TOKENS"),
+    (Kind.SETTING, "RLINF_KEYBOARD_DEVICE RLINF_TYPESENSE_* RLINF_CART_* RLINF_*HF_DATASETS_CACHE*"),
     (Kind.SETTING, "RAY_DEDUP_LOGS RAY_COLOR_PREFIX RAY_BACKEND_LOG_LEVEL RAY_PROFILING RAY_DEBUG"),
     (Kind.SETTING, "RAY_RUNTIME_ENV_HOOK RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO RAY_EXPERIMENTAL_NOSET_*"),
     (Kind.LEFTOVER, "RLINF_* RAY_* EDGELINK_*"),
@@ -52,6 +53,19 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     (Kind.SETTING, "MUJOCO_* PYOPENGL_* EGL_* VK_* LIBERO_* ROBOTWIN_* OMNIGIBSON_* ISAAC* CARB_* MANISKILL_*"),
     (Kind.SETTING, "MS_* METAWORLD_* CALVIN_* ROBOCASA_* BEHAVIOR_* OPENPI_* LEROBOT_* ROBOT_PLATFORM EMBODIED_PATH"),
     (Kind.SETTING, "EXP_PATH REPO_PATH OPENRLHF_* VERL_*"),
+    # What the guides and scripts of RLinf have people export beside these (main of 2026-08-22).
+    (
+        Kind.SETTING,
+        "*_DATA_ROOT *_DATA_PATH *_CKPT CKPT_PATH *_REPO_ID POLARIS_* DREAMZERO_* LINGBOT_* GR00T_* STARVLA_*",
+    ),
+    (
+        Kind.SETTING,
+        "DIFFUSION_PATH REWARD_PATH OPENSORA_PATH WAN_PATH VGGT_PATH VLM_* ABOT_PATH SERL_PATH MBRIDGE_ROOT",
+    ),
+    (Kind.SETTING, "EMBODICHAIN_* EMBODIED_CONFIG_DIR EVALUATIONS_PATH ROBOCASA365_* EVO1_* DOSW1_* TOKENIZER_DIR"),
+    (Kind.SETTING, "LLMASJUDGE_* SERPER_API_KEY JINA_API_KEY FRANKA_* GELLO_* ROBOT_IP TRAINER_IP CAMERA_SERIALS"),
+    (Kind.SETTING, "CONFIG_NAME NODES STEPS TOTAL_NUM_ENVS SAVE_INTER EVAL_NAME EVAL_ROLLOUT_EPOCH OFFLINE_RL_CONFIG"),
+    (Kind.SETTING, "NUMBA_* OPENCV_* OMNI_KIT_* AV_LOG_* LIBAV_* LIBDAV1D_*"),
 )
 _PATTERNS = tuple((pattern, kind) for kind, patterns in _KINDS for pattern in patterns.split())
 # Whose collectives use which device variable; gloo's is everybody's.
@@ -218,6 +232,9 @@ def _set_by_head(
         names = {"GLOO_SOCKET_IFNAME", *(_SOCKET_NAMES[kind] for kind in grant.accelerators if kind in _SOCKET_NAMES)}
         for name in sorted(names):
             yield Decision(name, Fate.SET, "the overlay's device", device)
+    for name, (value, why) in framework.sets.items():
+        if name not in caller and name not in grant.of_ray:
+            yield Decision(name, Fate.SET, why, value)
     for accelerator in sorted(grant.accelerators):
         for vendor in framework.noset.get(accelerator, ()):
             name = NOSET.format(vendor)

@@ -38,6 +38,7 @@ class Framework:
     ``keeps_out``: what of the caller's environment does not reach the driver.
     ``tells_workers``: workers get nothing of the driver's environment by themselves, so Ray hands them a part of it.
     ``noset``: by accelerator, whose visible devices it wants to choose itself.
+    ``sets``: what its drivers are given where the caller has no other value, each with why.
     ``modules``: importing one of them, or running one with ``-m``, is a sure sign.
     ``without_ray``: modules that run on this machine alone.
     """
@@ -48,6 +49,7 @@ class Framework:
     names_head: bool = False
     syncs_code: bool = False
     noset: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    sets: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     modules: tuple[str, ...] = ()
     without_ray: re.Pattern[str] | None = None
 
@@ -57,6 +59,8 @@ RLINF = Framework(
     "rlinf",
     keeps_out=frozenset({Kind.NETWORK, Kind.HOME, Kind.SEARCH_PATH, Kind.MACHINE, Kind.SESSION, Kind.OTHER}),
     syncs_code=True,
+    # Its main ends a driver with status 0 unless its own hook has seen the exception, which Hydra keeps from it.
+    sets=MappingProxyType({"HYDRA_FULL_ERROR": ("1", "a driver that fails is to end with another status than 0")}),
     modules=("rlinf",),
 )
 OPENRLHF = Framework(
