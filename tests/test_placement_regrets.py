@@ -36,6 +36,10 @@ ENV = [{"node_ranks": "all", "env_vars": [{"A": 1}]}]
 ROBOT = {"type": "Franka", "configs": [{"node_rank": 1, "robot_ip": "10.0.0.1", "camera_serials": ["a"]}] * 2}
 
 
+def arm(**more: Any) -> dict[str, Any]:
+    return {"type": "Franka", "configs": [{"node_rank": 1, "robot_ip": "10.0.0.1", **more}]}
+
+
 @pytest.mark.parametrize(
     ("cluster", "code", "names"),
     [
@@ -49,6 +53,13 @@ ROBOT = {"type": "Franka", "configs": [{"node_rank": 1, "robot_ip": "10.0.0.1", 
         (section({"a": "0"}, group(True, 0)), "yaml_changed_value", "calls the group 'True'"),
         (section({"a": "0:5"}), "process_ranks_renumbered", "it becomes 0"),
         (section({"a": "0"}, group("r", 1, hardware=ROBOT)), "robot_defined_twice", "node_groups[0].hardware.configs"),
+        (section({"a": via("cluster", "0")}, group("r", 1, hardware=arm())), "robot_not_reached", "Franka of node 1"),
+        (
+            section({"a": via("r", "0")}, group("r", 1, hardware=arm(controller_node_rank=2))),
+            "controller_not_a_node",
+            "controller_node_rank 2 is no node",
+        ),
+        ({**section({"a": "0"}), "auto_scheduler": True}, "placed_by_program", "the actor on all accelerators"),
         (
             section({"a": "0"}, group("g", 0, ignore_hardware=True, hardware_type="Accelerator")),
             "ignore_hardware_without_effect",
@@ -78,6 +89,17 @@ def test_a_plain_cluster_has_no_notice() -> None:
     """Else nobody reads them."""
     cluster = section({"a": via("g", "0-1"), "e": via("e", "0")}, group("g", 0), group("e", 1))
     assert codes(plan(cluster, [node(0, 2), node(1)])) == []
+
+
+def test_a_robot_that_a_component_drives_has_no_notice() -> None:
+    """Through its own group or another of its type; nor has what RLinf's own programs read."""
+    hardware = arm(controller_node_rank=0)
+    more = {"use_pre_process_policy": False, "recreate_nccl_groups": True}
+    for label in ("r", "all"):
+        cluster = section(
+            {"e": via(label, "0")}, group("r", 1, hardware=hardware), group("all", "0-1", hardware_type="Franka")
+        )
+        assert codes(plan({**cluster, **more}, [node(0, 2), node(1)])) == []
 
 
 def test_a_robot_that_only_the_environment_knows_is_said() -> None:

@@ -24,6 +24,7 @@ def note_regrets(
     _shared_accelerators(groups, placements, findings)
     _mixed_groups(components, findings)
     _unused_env_configs(section, placements, findings)
+    _idle_robots(section, groups, placements, findings)
     for group in section.groups:
         if group.ignore_hardware and group.hardware_type is not None:
             message = f"ignore_hardware has no effect next to hardware_type: {group.hardware_type}"
@@ -85,6 +86,35 @@ def _mixed_groups(components: Sequence[Component], findings: Findings) -> None:
             )
             fix = "name the group 'node' to place by node, or put the nodes into a group of their own"
             findings.notice("nodes_without_number", component.key, message, fix)
+
+
+def _idle_robots(
+    section: ClusterSection,
+    groups: Sequence[Group],
+    placements: Mapping[str, Sequence[Placement]],
+    findings: Findings,
+) -> None:
+    """A process has the robots of the group that it is placed through, and of no other on its node."""
+    kinds = {group.label: group.hardware_type for group in groups}
+    used = {(kinds.get(item.node_group), item.node_rank) for items in placements.values() for item in items}
+    for group in section.groups:
+        for robot in group.robots:
+            if (robot.type, robot.node_rank) not in used:
+                message = (
+                    f"the {robot.type} of node {robot.node_rank} reaches no component: none is placed there through a "
+                    "group of its type"
+                )
+                fix = f"name {group.label!r} as node_group of the component that drives it, as a rule env"
+                findings.notice("robot_not_reached", robot.key, message, fix)
+            for name, rank in robot.values.items():
+                if name.endswith("controller_node_rank") and isinstance(rank, int) and rank not in _ranks(section):
+                    message = f"{name} {rank} is no node of this cluster"
+                    fix = f"write one of {span([*_ranks(section)])}, or leave it out for the robot's own node"
+                    findings.notice("controller_not_a_node", f"{robot.key}.{name}", message, fix)
+
+
+def _ranks(section: ClusterSection) -> range:
+    return range(section.num_nodes or 0)
 
 
 def _unused_env_configs(

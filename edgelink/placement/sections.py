@@ -20,6 +20,8 @@ from edgelink.placement.robots import ROBOT_TYPES, Robot, read_robot
 RESERVED_LABELS = ("node", "cluster")
 _CLUSTER_FIELDS = ("num_nodes", "component_placement", "node_groups", "profiling")
 _LATER_FIELDS = ("net_emulation", "tracer")
+# What RLinf's programs and workers read of it by themselves (0.3.0 and main).
+_READ_ELSEWHERE = ("use_pre_process_policy", "use_wait_before_last_iter_policy", "recreate_nccl_groups")
 _GROUP_FIELDS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
 _ENV_FIELDS = ("node_ranks", "env_vars", "python_interpreter_path")
 _MOST_NODES = 1_000_000  # what is more is not expanded: the nodes are missing anyway
@@ -135,6 +137,14 @@ def _refuse_missing(value: Any, key: str, stage: Stage, findings: Findings) -> N
 
 def _note_unknown_key(name: str, findings: Findings) -> None:
     """RLinf says nothing here, so that ``node_group:`` for ``node_groups:`` goes unnoticed."""
+    if name in _READ_ELSEWHERE:
+        return
+    if name == "auto_scheduler":
+        message = (
+            "with auto_scheduler, RLinf's reasoning programs place the actor on all accelerators; this plan does not"
+        )
+        findings.notice("placed_by_program", f"cluster.{name}", message, "see what the program itself says")
+        return
     meant = get_close_matches(name, _CLUSTER_FIELDS, n=1, cutoff=0.7)
     fix = f"did you mean {meant[0]}?" if meant else f"RLinf knows {', '.join(_CLUSTER_FIELDS)}"
     message = f"cluster.{name} is not a key that RLinf 0.3.0 knows; it is ignored"
