@@ -210,6 +210,7 @@ def test_a_drivers_own_heartbeat_timeout_stays() -> None:
                 "RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES": "1",
             },
         ),
+        (VERL, {"KUNLUN_XPU"}, {"GLOO_SOCKET_IFNAME": "et0", "BKCL_SOCKET_IFNAME": "et0"}),
         (OPENRLHF, set(), {"GLOO_SOCKET_IFNAME": "et0"}),
         (RLINF, {"NV_GPU"}, {}),  # from each node's own RLINF_COMM_NET_DEVICES
     ],

@@ -12,7 +12,7 @@ from edgelink.errors import PlacementError
 from edgelink.wording import few, json_mistake
 
 NO_ACCELERATOR = "NO_ACCEL"
-ACCELERATORS = ("NV_GPU", "AMD_GPU", "INTEL_GPU", "NPU", "MUSA_GPU", NO_ACCELERATOR)
+ACCELERATORS = ("NV_GPU", "AMD_GPU", "INTEL_GPU", "NPU", "MUSA_GPU", "KUNLUN_XPU", NO_ACCELERATOR)
 _NODE_FIELDS = (
     "rank",
     "ip",

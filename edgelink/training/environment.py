@@ -74,6 +74,7 @@ _SOCKET_NAMES = {
     "AMD_GPU": "NCCL_SOCKET_IFNAME",  # RCCL kept the name
     "NPU": "HCCL_SOCKET_IFNAME",
     "MUSA_GPU": "MCCL_SOCKET_IFNAME",
+    "KUNLUN_XPU": "BKCL_SOCKET_IFNAME",
     "INTEL_GPU": "CCL_MNIC_NAME",
 }
 _NO_PROXY = ("no_proxy", "NO_PROXY")  # which of the two is read differs between libraries
