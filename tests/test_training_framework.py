@@ -22,6 +22,11 @@ FILES = {
     "elsewhere/here.py": "if True:\n    from verl.single_controller.ray import RayWorkerGroup\n",
     "elsewhere/commented.sh": "  # python3 -m verl.trainer.main_ppo\npython train.py\n",
     "elsewhere/other.sh": "python train.py\n",
+    "elsewhere/local.sh": 'set -x\npython3 -m elsewhere.here trainer.nnodes=2 "${MORE[@]}"\n',
+    "elsewhere/submits.sh": "ray job submit --address=$A \\\n  -- python3 elsewhere/here.py trainer.nnodes=2\n",
+    "elsewhere/nested.sh": 'cd "$(dirname "$0")"\nbash beside.sh\n',
+    "elsewhere/beside.sh": "python here.py\n",
+    "elsewhere/loop.sh": "bash elsewhere/loop.sh\n",
 }
 
 
@@ -57,6 +62,11 @@ def checkout(tmp_path: Path) -> Path:
         ("/opt/bin/edgelink train", "plain", True),
         ("some-program", "plain", False),
         ("bash elsewhere/commented.sh", "rlinf", True),
+        ("bash elsewhere/local.sh", "verl", True),
+        ("bash elsewhere/submits.sh", "verl", True),
+        ("bash elsewhere/nested.sh", "verl", True),
+        ("bash -c cd\tx;python3\telsewhere/here.py", "verl", True),
+        ("bash elsewhere/loop.sh", "rlinf", True),
         ("python -m http.server", "plain", False),
         ("python -c import\tos;import\trlinf", "rlinf", True),
     ],

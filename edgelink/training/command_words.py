@@ -24,7 +24,7 @@ def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) 
         modules: packages such as ``verl``; a word ``verl.…`` is a module of it.
     """
     found = shell_text(argv, directory)
-    lines = [] if found is None else list(_lines(found.text, found.rest))
+    lines = [] if found is None else list(lines_of(found.text, found.rest))
     of_module = (line for line in lines if module_of(line, modules) is not None)
     of_script = (line for line in lines if any(each.endswith(".py") for each in line))
     return next(of_module, None) or next(of_script, None) or list(argv)
@@ -78,7 +78,7 @@ def _read(script: Path) -> str | None:
         return None
 
 
-def _lines(text: str, rest: Sequence[str]) -> Iterable[list[str]]:
+def lines_of(text: str, rest: Sequence[str] = ()) -> Iterable[list[str]]:
     """The logical lines of a script as words; ``rest``: what ``$@`` is."""
     for line in text.replace("\\\n", " ").splitlines():
         try:

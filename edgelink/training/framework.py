@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgelink.errors import UsageError
-from edgelink.training.command_words import is_commands_of
+from edgelink.training.command_words import is_commands_of, lines_of
 
 _MAX_SCRIPT_BYTES = 1024 * 1024
+_MOST_NESTED = 3  # scripts that start scripts
 _MODULE = re.compile(r"-m[A-Za-z_][\w.]*")  # python -mMODULE
 
 
@@ -117,11 +118,12 @@ def with_cluster_file(detected: Detected) -> Detected:
     return Detected(RLINF, f"a cluster file is RLinf's, and {why}; if CMD is something else, give --framework plain")
 
 
-def detect(argv: Sequence[str], directory: Path) -> Detected:
+def detect(argv: Sequence[str], directory: Path, depth: int = _MOST_NESTED) -> Detected:
     """By the first module or script that ``argv`` names and that is known; what is not sure is ``plain``.
 
-    Wrappers need no list of their own: ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them,
-    and what follows ``-c`` and ``-m`` of ``taskset`` or ``numactl`` is no module that is known.
+    What a script or ``bash -c`` starts is looked at likewise, ``depth`` times. Wrappers need no list of their own:
+    ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them, and what follows ``-c`` and ``-m``
+    of ``taskset`` or ``numactl`` is no module that is known.
     """
     found = _unknown("the command names no framework")
     for before, word, following in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
@@ -131,9 +133,9 @@ def detect(argv: Sequence[str], directory: Path) -> Detected:
         if module:
             found = _of_module(module) or _of_local_module(directory, module)
         elif following and (word == "-c" or is_commands_of(before, word)):
-            found = _of_commands(following, "the code after -c")
+            found = _of_commands(following, "the code after -c", directory, depth)
         elif word.endswith((".py", ".sh", ".bash")):
-            return _of_script(directory / word)  # what follows are its own arguments
+            return _of_script(directory / word, directory, depth)  # what follows are its own arguments
         if found.is_sure:
             return found
     return found
@@ -150,32 +152,41 @@ def _of_module(module: str) -> Detected | None:
 
 def _of_local_module(directory: Path, module: str) -> Detected:
     script = directory / f"{module.replace('.', '/')}.py"
-    return _of_script(script) if script.is_file() else _unknown(f"module {module} is no framework that is known")
+    return (
+        _of_script(script, directory, 0)
+        if script.is_file()
+        else _unknown(f"module {module} is no framework that is known")
+    )
 
 
-def _of_script(script: Path) -> Detected:
+def _of_script(script: Path, directory: Path, depth: int) -> Detected:
     try:
         with script.open(errors="replace") as file:
             text = file.read(_MAX_SCRIPT_BYTES)
     except OSError:
         return _unknown(f"{script.name} cannot be read")
     if script.suffix != ".py":
-        return _of_shell_script(script, text)
+        return _of_shell_script(script, text, directory, depth)
     return _of_text(text, script.name)
 
 
-def _of_commands(text: str, where: str) -> Detected:
+def _of_commands(text: str, where: str, directory: Path, depth: int) -> Detected:
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)  # what is commented out is not run
     for module in re.findall(r"(?:\s-m|--module)[\s=]+([\w.]+)", text):
         if found := _of_module(module):
             return Detected(found.framework, f"{where}: {found.why}")
-    return _of_text(text, where)
+    found = _of_text(text, where)
+    for words in lines_of(text) if depth and not found.is_sure else ():
+        if (started := detect(words, directory, depth - 1)).is_sure:
+            return Detected(started.framework, f"{where}: {started.why}")
+    return found
 
 
-def _of_shell_script(script: Path, text: str) -> Detected:
-    found = _of_commands(text, script.name)
-    if found.is_sure:
-        return found
+def _of_shell_script(script: Path, text: str, directory: Path, depth: int) -> Detected:
+    for at in dict.fromkeys((directory, script.parent)):  # many begin with a cd to where they lie
+        found = _of_commands(text, script.name, at, depth)
+        if found.is_sure:
+            return found
     # RLinf's own scripts start `python ${SRC_FILE}`: the checkout they lie in tells.
     for parent in script.resolve().parents:
         if (parent / "rlinf" / "__init__.py").is_file():
