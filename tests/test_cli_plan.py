@@ -426,6 +426,22 @@ def test_why_a_section_cannot_be_composed_is_told(tmp_path: Path, monkeypatch: p
     assert "--python" in caught.value.hint
 
 
+def test_what_hydra_refuses_is_refused_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not blamed on the interpreter, nor let pass without what the defaults list would bring."""
+    (tmp_path / "omegaconf.py").write_text(
+        "class MissingConfigException(Exception): pass\n"
+        "class OmegaConf:\n    def load(path):\n"
+        "        raise MissingConfigException(\"In 'train': Could not load 'training/fsdp'.\\n\\nsearch path:\\n x\")\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    whole = tmp_path / "train.yaml"
+    whole.write_text(f"defaults: [training/fsdp]\n{CLUSTER}")
+    with refuses(PlacementError, "Hydra refuses it", "Could not load 'training/fsdp'", whole) as caught:
+        shown(str(whole), "--python", sys.executable)
+    assert "search path" not in str(caught.value)
+    assert "--python" not in caught.value.hint
+
+
 def test_the_interpreter_of_the_training_is_asked_first(
     files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

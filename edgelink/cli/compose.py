@@ -19,6 +19,7 @@ from edgelink.placement.load import YamlFile, read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
 _TIMEOUT_S = 60.0
+_REFUSED = 4  # of the helper
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
         python: interpreter that has hydra; None: ``ray.python``, else the first that has it of this one and python3.
 
     Raises:
-        PlacementError: unreadable, no cluster section, or it cannot be composed.
+        PlacementError: unreadable, no cluster section, it cannot be composed, or Hydra refuses it.
     """
     file = read_yaml(path)
     defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
@@ -108,7 +109,7 @@ def _interpreters() -> list[Path]:
 
 
 def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """What the interpreter answered, or None and why not."""
+    """What the interpreter answered, or None and why not. Raises PlacementError where Hydra refuses the file."""
     try:
         if os.geteuid() == 0 and python.stat().st_uid != 0:
             return None, "root does not run an interpreter that belongs to somebody else"
@@ -122,4 +123,10 @@ def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[s
     if done.returncode == 0 and isinstance(answer, dict) and "section" in answer:
         return answer, ""
     problem = answer.get("error") if isinstance(answer, dict) else None
+    if done.returncode == _REFUSED and problem:
+        said = str(problem).partition("\n\n")[0]  # what follows is the search path, over many lines
+        raise PlacementError(
+            f"{path}: Hydra refuses it: {said}",
+            hint="correct its defaults list, or add the file: the training program would end with the same words",
+        )
     return None, problem or f"exit status {done.returncode}"

@@ -4,7 +4,7 @@
 
 It needs nothing but the standard library, omegaconf, and for a file with a ``defaults`` list hydra. The last line of
 stdout is ``{"section": …, "content": …}``, the latter all that can be resolved here, or ``{"error": …}``; exit status
-3: omegaconf or hydra is not there.
+3: omegaconf or hydra is not there; 4: hydra refuses the file, as it would refuse it to the training program.
 """
 
 import sys
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_NOT_THERE = 3
+_NOT_THERE, _REFUSED = 3, 4
 
 
 def answer(content: "dict[str, Any]") -> None:
@@ -75,4 +75,6 @@ if __name__ == "__main__":
     except Exception as error:
         cause = error.__cause__ or error  # Hydra's own words often say only that there was an error
         answer({"error": f"{type(cause).__name__}: {cause}"})
-        sys.exit(1)
+        # Hydra's own word for a file that its defaults list names and that is nowhere; the variables of a search path
+        # may be set by the script that starts the program, and are no such word.
+        sys.exit(_REFUSED if type(error).__name__ == "MissingConfigException" else 1)
