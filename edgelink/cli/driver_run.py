@@ -208,7 +208,7 @@ class _Run:
             environment["EDGELINK_PLACEMENT"] = str(file)
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
                 if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
-                    say(f"warning: {Notice(**notice)}")
+                    say(Notice(**notice).line)
         program = find_program(self._argv[0], _joined_path(environment))
         if number == 1:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
@@ -309,7 +309,7 @@ def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path 
         read = read_cluster(path, (), python)
         say(f"warning: CMD overrides {', '.join(overrides)}, which was not resolved: {error}")
     for notice in read.notices:
-        say(f"warning: {notice}")
+        say(notice.line)
     with read.located():
         check_before_waiting(read.section)
     return read

@@ -197,4 +197,4 @@ def _table(rows: Sequence[Row]) -> None:
 def _show_notices(notices: Sequence[Notice]) -> None:
     """On stderr: stdout is the plan."""
     for notice in notices:
-        click.echo(f"warning: {notice}", err=True)
+        click.echo(notice.line, err=True)

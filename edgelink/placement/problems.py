@@ -60,6 +60,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_VALUE_CHARS else f"{text[:_SHOWN_VALUE_CHARS]}…"
 
 
+_MEANT_SO = ("accelerators_shared",)  # as a rule: nearly every configuration that RLinf ships has it
+
+
 @dataclass(frozen=True)
 class Notice:
     """Something worth knowing that is no error; ``code`` is stable."""
@@ -73,6 +76,11 @@ class Notice:
     def __str__(self) -> str:
         where = f"{self.key}: " if self.key and self.key not in self.message else ""
         return f"{where}{self.message}" + (f"; {self.fix}" if self.fix else "")
+
+    @property
+    def line(self) -> str:
+        """For people, with how much it matters."""
+        return f"{'note' if self.code in _MEANT_SO else 'warning'}: {self}"
 
     def to_dict(self) -> dict[str, str]:
         """Plain data for JSON."""
