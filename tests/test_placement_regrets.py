@@ -59,7 +59,7 @@ def arm(**more: Any) -> dict[str, Any]:
             "controller_not_a_node",
             "controller_node_rank 2 is no node",
         ),
-        ({**section({"a": "0"}), "auto_scheduler": True}, "placed_by_program", "the actor on all accelerators"),
+        ({**section({"a": "0"}), "auto_scheduler": True}, "placed_by_program", "auto_scheduler"),
         (
             section({"a": "0"}, group("g", 0, ignore_hardware=True, hardware_type="Accelerator")),
             "ignore_hardware_without_effect",
