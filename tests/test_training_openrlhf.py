@@ -56,6 +56,25 @@ def test_what_starts_it_takes_no_option_away(starter: str) -> None:
         assert bundles(f"{starter} {program} {options}") == bundles(f"{program} {options}") != {}
 
 
+@pytest.mark.parametrize(
+    ("options", "unread"),
+    [
+        ("${ARGS[@]}", "${ARGS[@]}"),
+        (f"{ACTOR} $MORE", "$MORE"),
+        ("--train.colocate_all $MORE", "$MORE"),
+        ("--ckpt ${MORE[@]}", "${MORE[@]}"),
+        ("--ckpt $DIR --data $DIR", None),
+        ("--ckpt=$DIR > $LOG", None),
+        ("2>&1 | tee $LOG", None),
+    ],
+)
+def test_of_what_the_shell_may_add_no_default_is_taken(options: str, unread: str | None) -> None:
+    """Its scripts keep options in arrays. An option's value is one word, and what comes after the command is none."""
+    found = asked(f"{PPO} {options}".split())
+    assert (found.demands == ()) is (unread is not None)
+    assert (unread or "") in found.unclear
+
+
 def test_of_other_programs_only_what_is_written_counts() -> None:
     """Their defaults are their own."""
     assert bundles("python launch.py") == {}

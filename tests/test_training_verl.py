@@ -42,6 +42,20 @@ def sizes(words: list[str]) -> list[tuple[int, int]]:
             [(2, 8), (1, 4)],
         ),
         (f"{MAIN} trainer.nnodes=2 reward.reward_model.nnodes=1 reward.reward_model.n_gpus_per_node=4", [(2, 8)]),
+        (f"{MAIN} distillation.enabled=True distillation.nnodes=1 distillation.n_gpus_per_node=4", [(1, 8), (1, 4)]),
+        (f"{MAIN} distillation.nnodes=1 distillation.n_gpus_per_node=4", [(1, 8)]),
+        (
+            "python3 -m verl.experimental.one_step_off_policy.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=4 "
+            "rollout.nnodes=2 rollout.n_gpus_per_node=4",
+            [(1, 4), (2, 4)],
+        ),
+        (
+            f"{MAIN} trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1 "
+            "actor_rollout_ref.rollout.n_gpus_per_node=4",
+            [(1, 8), (1, 4)],
+        ),
+        (f"{MAIN} trainer.nnodes=2 trainer.n_gpus_per_node=2 $ARGS 2>&1 | tee $LOG", [(2, 2)]),
+        (f"{MAIN} | tee $LOG", [(1, 8)]),
     ],
 )
 def test_pools_are_what_the_overrides_say(command: str, expected: list[tuple[int, int]]) -> None:
@@ -55,6 +69,9 @@ def test_pools_are_what_the_overrides_say(command: str, expected: list[tuple[int
         (f"{MAIN} trainer.nnodes=$NNODES", ("trainer.nnodes",)),
         (f"{MAIN} trainer.nnodes=1,2", ("trainer.nnodes",)),
         (f"{MAIN} --config-name=mine trainer.nnodes=2", ("trainer.n_gpus_per_node",)),
+        (f"{MAIN} ${{TRAINER[@]}}", ("trainer.nnodes", "trainer.n_gpus_per_node")),
+        (f"{MAIN} trainer.nnodes=2 $ARGS", ("trainer.n_gpus_per_node",)),
+        ("python3 -m verl.experimental.fully_async_policy.main $ARGS", ("trainer.nnodes", "trainer.n_gpus_per_node")),
     ],
 )
 def test_what_is_not_written_as_a_number_is_said(command: str, unclear: tuple[str, ...]) -> None:

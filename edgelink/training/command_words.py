@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _MAX_SCRIPT_BYTES = 1024 * 1024
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_ARRAY = re.compile(r"\[[@*]\]")
+_AFTER = re.compile(r"[|;&]|\d*>")  # what begins another command, or says where the output goes
 _REST = frozenset({"$@", "$*", "${@}", "${*}", "${@:1}"})
 
 
@@ -63,6 +66,20 @@ def arguments_of(words: Sequence[str], modules: Iterable[str]) -> list[str]:
     module = module_of(words, modules)
     begins = (n for n, word in enumerate(words, start=1) if word == module or word.endswith(".py"))
     return list(words[next(begins, 0) :])
+
+
+def known_to_the_shell(arguments: Iterable[str], switches: Collection[str] = ()) -> list[str]:
+    """Which of a program's arguments are for the shell to say, as ``"${ARGS[@]}"``: each may be any number of them.
+
+    The value of an option, as in ``--path $DIR``, is one; ``switches`` are options without a value.
+    """
+    own = list(takewhile(lambda word: not _AFTER.match(word), arguments))
+    has_value = [before.startswith("--") and before not in switches and "=" not in before for before in ["", *own]]
+    return [
+        word
+        for word, is_value in zip(own, has_value, strict=False)
+        if word.startswith(("$", "`")) and (not is_value or _ARRAY.search(word))
+    ]
 
 
 def is_commands_of(program: str, option: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgelink.errors import ConfigError
-from edgelink.training.command_words import arguments_of, module_of
+from edgelink.training.command_words import arguments_of, known_to_the_shell, module_of
 from edgelink.training.resources import Demand
 
 MINIMUM = {"ray": (2, 48), "grpcio": (1, 74)}  # of OpenRLHF's own requirements since 0.8.10
@@ -65,8 +65,9 @@ def asked(words: Sequence[str]) -> Asked:
     Raises:
         ConfigError: OpenRLHF would refuse it, but only after it has waited for a placement group.
     """
+    arguments = arguments_of(words, ("openrlhf",))
     try:
-        given = vars(_parser().parse_known_args(arguments_of(words, ("openrlhf",)))[0])
+        given = vars(_parser().parse_known_args(arguments)[0])
     except argparse.ArgumentError as error:
         return Asked(unclear=str(error))
     sizes = ("num_nodes", "num_gpus_per_node")
@@ -74,6 +75,9 @@ def asked(words: Sequence[str]) -> Asked:
     is_trainer = _TRAINER.match(module_of(words, ("openrlhf",)) or "") is not None
     if not is_trainer and not named and "vllm.num_engines" not in given:
         return Asked()
+    switches = {f"--{each}" for name in _SWITCHES for each in (name, _FORMER[name])}
+    if unread := known_to_the_shell(arguments, switches):
+        return Asked(unclear=f"only the shell knows what {', '.join(unread)} is")
     options = {**_DEFAULTS, **given}
     groups = _groups(options) & (set(_GROUPS) if is_trainer else named)
     return Asked(tuple(_demands(options, groups)))

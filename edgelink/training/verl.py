@@ -7,10 +7,10 @@ then waits for ever for a group that no node has room for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgelink.training.command_words import module_of
+from edgelink.training.command_words import arguments_of, known_to_the_shell, module_of
 from edgelink.training.resources import Demand
 
 CPUS_A_DEVICE = 3.0  # RayResourcePool's max_colocate_count in the trainer
@@ -18,7 +18,12 @@ _TRAINER = "trainer"
 _DEFAULTS = {"trainer.nnodes": "1", "trainer.n_gpus_per_node": "8"}
 _WITH_DEFAULTS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_v0")
 _OWN_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
-_REWARD = ("reward.reward_model", "reward_model")  # since 0.7, and before
+_SWITCHES = {  # of a pool of its own: of a reward model since 0.7 and before, and of the teacher
+    "reward.reward_model.enable_resource_pool": "reward.reward_model",
+    "reward_model.enable_resource_pool": "reward_model",
+    "distillation.enabled": "distillation",
+}
+_ROLLOUT = "rollout"  # of the trainers that generate apart from it: fully_async_policy, one_step_off_policy
 
 
 @dataclass(frozen=True)
@@ -34,19 +39,19 @@ def asked(words: Sequence[str]) -> Asked:
     given = _overrides(words)
     module = module_of(words, ("verl",))
     is_own = any(word.split("=")[0] in _OWN_CONFIG for word in words)
-    if module in _WITH_DEFAULTS and not is_own:
+    is_open = bool(known_to_the_shell(arguments_of(words, ("verl",))))
+    if module in _WITH_DEFAULTS and not (is_own or is_open):
         given = {**_DEFAULTS, **given}
     demands: list[Demand] = []
     unclear: list[str] = []
-    prefixes = [_TRAINER, *(prefix for prefix in _REWARD if _is_true(given.get(f"{prefix}.enable_resource_pool", "")))]
-    for prefix in prefixes:
+    for prefix in _pools(given):
         names = (f"{prefix}.nnodes", f"{prefix}.n_gpus_per_node")
         numbers = {name: int(given[name]) for name in names if given.get(name, "").isdecimal()}
         if len(numbers) == len(names):
             nodes, devices = names
             what = " ".join(f"{name}={number}" for name, number in numbers.items())
             demands.append(Demand(what, groups=numbers[nodes], devices=numbers[devices]))
-        elif not given.keys().isdisjoint(names):
+        elif (module is not None and is_open) or not given.keys().isdisjoint(names):
             unclear += [name for name in names if name not in numbers]
     return Asked(tuple(demands), tuple(unclear))
 
@@ -64,6 +69,18 @@ def _overrides(words: Sequence[str]) -> Mapping[str, str]:
         if separator and not name.startswith("-"):
             found[name.lstrip("+")] = value.strip("'\"")
     return found
+
+
+def _pools(given: Mapping[str, str]) -> Iterator[str]:
+    """Yield what each pool's two settings begin with. All wait for each other: one that has no room ends nothing."""
+    yield _TRAINER
+    for switch, pool in _SWITCHES.items():
+        if _is_true(given.get(switch, "")):
+            yield pool
+    if not given.keys().isdisjoint({f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node"}):
+        yield _ROLLOUT
+    if given.get("trainer.v1.trainer_mode") == "separate_async":
+        yield f"actor_rollout_ref.{_ROLLOUT}"
 
 
 def _is_true(value: str) -> bool:
