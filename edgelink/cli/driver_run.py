@@ -211,7 +211,8 @@ class _Run:
                     say(Notice(**notice).line)
         program = find_program(self._argv[0], _joined_path(environment))
         if number == 1:
-            check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
+            compares = not self._preflight.ignores_resources
+            check_launch(self._framework, self._argv, program, environment, granted["nodes"], say, compares=compares)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
             socket = self._paths.node_socket
             links = check_before_launch(

@@ -297,8 +297,14 @@ def framework_options(function: F) -> F:
 
 
 def preflight_options(function: F) -> F:
-    """``--no-preflight`` and ``--require-path``."""
+    """What is looked at before CMD starts."""
     for option in (
+        click.option(
+            "--no-resource-check",
+            "ignores_resources",
+            is_flag=True,
+            help="start CMD although its options ask for more than the cluster has",
+        ),
         click.option(
             "--require-path",
             "required_paths",
@@ -345,6 +351,7 @@ def run_options(function: F) -> F:
         retries: int | None,
         on_node_loss: str,
         skips_preflight: bool,
+        ignores_resources: bool,
         required_paths: tuple[tuple[str | None, str], ...],
         **others: Any,
     ) -> Any:
@@ -358,7 +365,7 @@ def run_options(function: F) -> F:
             GangWishes(timeout_s, nodes, as_json),
             Supervision.of(retries, on_node_loss),
             EnvironmentWishes(framework, given),
-            PreflightWishes(skips_preflight, required_paths),
+            PreflightWishes(skips_preflight, required_paths, ignores_resources),
         )
         return function(wishes=wishes, **others)
 

@@ -39,10 +39,11 @@ _LOADER = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.r
 
 @dataclass(frozen=True)
 class PreflightWishes:
-    """``--no-preflight`` and ``--require-path``."""
+    """``--no-preflight``, ``--require-path`` and ``--no-resource-check``."""
 
     is_skipped: bool = False
     required_paths: tuple[tuple[str | None, str], ...] = ()
+    ignores_resources: bool = False
 
 
 def check_before_launch(

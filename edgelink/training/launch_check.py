@@ -31,6 +31,8 @@ def check_launch(
     environment: Mapping[str, str],
     nodes: Sequence[Mapping[str, Any]],
     say: Say,
+    *,
+    compares: bool = True,
 ) -> None:
     """Refuse a driver of verl or OpenRLHF that would wait for ever for devices that nobody has.
 
@@ -39,6 +41,7 @@ def check_launch(
         environment: the driver's.
         nodes: as the head granted them, for their names.
         say: what cannot be checked, and why, goes here.
+        compares: False: what the command's options ask for is not compared with what the cluster has.
 
     Raises:
         ConfigError: the cluster has too little, the command contradicts itself, or a package is too old.
@@ -48,7 +51,7 @@ def check_launch(
     if framework not in (VERL, OPENRLHF) or not address:
         return
     words = command_words(argv, Path.cwd(), framework.modules)
-    demands, unclear = _asked(framework, words)
+    demands, unclear = _asked(framework, words) if compares else ((), "")
     if unclear:
         say(f"warning: not compared with what the cluster has: {unclear}")
     if not demands and framework is not OPENRLHF:
@@ -107,7 +110,8 @@ def _refuse(framework: Framework, short: Shortage, has: Sequence[NodeResources])
     if short.is_for_good:
         raise ConfigError(
             message,
-            hint="lower the numbers on the command line, or add nodes: `edgelink nodes` shows what each has",
+            hint="lower the numbers on the command line, or add nodes: `edgelink nodes` shows what each has; "
+            "--no-resource-check starts CMD all the same",
             reason="ResourcesMissing",
         )
     raise DeadlineError(
