@@ -426,6 +426,26 @@ def test_why_a_section_cannot_be_composed_is_told(tmp_path: Path, monkeypatch: p
     assert "--python" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("rollout", "codes"),
+    [
+        ("{tensor_parallel_size: 4}", ["placed_by_program"]),
+        ("{tensor_parallel_size: 1, pipeline_parallel_size: 2}", ["placed_by_program"]),
+        ("{tensor_parallel_size: 1}", []),
+        ("{tensor_parallel_size: two}", []),
+        ("sglang", []),
+    ],
+)
+def test_what_the_program_places_itself_is_said(
+    files: tuple[str, str], tmp_path: Path, rollout: str, codes: list[str]
+) -> None:
+    """RLinf's reasoning programs give a process of rollout several accelerators."""
+    whole = tmp_path / "train.yaml"
+    whole.write_text(f"{CLUSTER}rollout: {rollout}\n")
+    notices = json.loads(shown(str(whole), "--nodes", files[1], "--json"))["notices"]
+    assert [notice["code"] for notice in notices if notice["code"] == "placed_by_program"] == codes
+
+
 def test_what_hydra_refuses_is_refused_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not blamed on the interpreter, nor let pass without what the defaults list would bring."""
     (tmp_path / "omegaconf.py").write_text(

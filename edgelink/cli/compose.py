@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
     Raises:
         PlacementError: unreadable, no cluster section, it cannot be composed, or Hydra refuses it.
     """
+    read = _read_cluster(path, overrides, python)
+    return replace(read, notices=(*read.notices, *_of_program(read.content)))
+
+
+def _of_program(content: Any) -> Iterator[Notice]:
+    """RLinf's reasoning and agent programs place by a class of their own (rlinf/utils/placement.py, 0.3.0 and main)."""
+    rollout = content.get("rollout") if isinstance(content, Mapping) else None
+    sizes = (
+        [rollout.get(f"{each}_parallel_size", 1) for each in ("tensor", "pipeline")]
+        if isinstance(rollout, Mapping)
+        else []
+    )
+    if all(isinstance(size, int) for size in sizes) and prod(sizes) > 1:
+        message = (
+            f"RLinf's reasoning and agent programs give each process of rollout {prod(sizes)} accelerators, by its "
+            "parallel sizes; this plan gives what component_placement alone says"
+        )
+        yield Notice("placed_by_program", message, "rollout.tensor_parallel_size", "see what the program itself says")
+
+
+def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
+    """Return the same without what is for the program to say."""
     file = read_yaml(path)
     defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
     if not defaults and not overrides and "${" not in file.text:
