@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgelink.training.trainer.robot.deadman import Cause, Deadman, DeadmanSettings, State
 
 SETTINGS = DeadmanSettings(link_timeout_s=0.5, stop_after_s=1.0, resume_after_s=2.0)
 NS = 1_000_000_000
+PERIOD_S = 0.02  # of a control instant
 
 
 def running(resume: str = "automatic") -> Deadman:
@@ -44,6 +51,33 @@ def test_the_good_time_begins_anew_with_each_cause() -> None:
     assert State.RUNNING not in states(running(), flapping)
 
 
+@pytest.mark.parametrize(("bad_s", "good_s"), [(0.9, 0.04), (0.02, 1.9), (0.5, 0.5)])
+@pytest.mark.parametrize(("chosen_s", "at_most_s"), [(None, 3.0), (5.0, 5.0)])
+def test_a_flapping_link_does_not_hold_it_for_ever(
+    bad_s: float, good_s: float, chosen_s: float | None, at_most_s: float
+) -> None:
+    """A hold under power ends in a stop, however the cause comes and goes."""
+    deadman = Deadman(replace(SETTINGS, hold_at_most_s=chosen_s), "automatic")
+    deadman.look(1, Cause.NONE)
+    times = [10 + instant * PERIOD_S for instant in range(round(20 / PERIOD_S))]
+    found = states(deadman, [(s, Cause.LINK if (s - 10) % (bad_s + good_s) < bad_s else Cause.NONE) for s in times])
+    held_s = found.index(State.STOPPED) * PERIOD_S
+    assert at_most_s - PERIOD_S <= held_s <= at_most_s + PERIOD_S
+    assert State.RUNNING not in found[: found.index(State.STOPPED)]
+
+
+@given(st.lists(st.sampled_from([Cause.NONE, Cause.LINK, Cause.POLICY, Cause.NOT_A_NUMBER]), max_size=600))
+def test_no_hold_is_longer_than_it_may_be(causes: list[Cause]) -> None:
+    """Over any link: from the instant that it leaves RUNNING it runs again or is stopped in time."""
+    deadman = running()
+    begun_s: float | None = None
+    for instant, cause in enumerate(causes):
+        at_s = 10 + instant * PERIOD_S
+        deadman.look(round(at_s * NS), cause)
+        begun_s = (at_s if begun_s is None else begun_s) if deadman.state is State.HOLDING else None
+        assert begun_s is None or at_s - begun_s < SETTINGS.stop_after_s + SETTINGS.resume_after_s + 1e-6
+
+
 def test_manually_resumed_it_waits_for_a_person() -> None:
     """However good the link is; a word that comes while the cause lasts is not kept for later."""
     deadman = running("manual")
@@ -60,7 +94,7 @@ def test_the_settings_overrule_the_robot() -> None:
     for chosen, last in (("manual", State.HOLDING), ("automatic", State.RUNNING)):
         deadman = Deadman(DeadmanSettings(resume=chosen), "automatic" if chosen == "manual" else "manual")
         deadman.look(1, Cause.NONE)
-        assert states(deadman, [(10, Cause.LINK), (10.1, Cause.NONE), (20, Cause.NONE)])[-1] is last
+        assert states(deadman, [(10, Cause.LINK), (10.1, Cause.NONE), (12.5, Cause.NONE)])[-1] is last
 
 
 def test_a_fault_stops_at_once_and_needs_a_person() -> None:

@@ -676,6 +676,7 @@ def gymnasium() -> Any:
         ("Box(0, 1)", "MultiBinary(3)", r"MultiBinary\(3\)"),
         ("Box(0, 1)", "MultiDiscrete([2, 2])", r"MultiDiscrete\(\[2 2\]\)"),
         ("Box(0, 255, (3, 64, 64), np.uint8)", "Discrete(2)", "3 x 64 x 64"),
+        ("Box(0, 255, (12, 84, 84), np.uint8)", "Discrete(2)", "12 x 84 x 84"),
     ],
 )
 def test_spaces_that_are_not_supported_are_named(gymnasium: Any, seen: str, done: str, named: str) -> None:

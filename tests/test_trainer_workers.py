@@ -270,6 +270,21 @@ def test_training_goes_on_after_an_evaluation_where_it_was(memory: Memory, count
     assert lengths == [5, 5]  # of each of the two environments
 
 
+def test_an_evaluation_changes_no_random_number_of_the_training(memory: Memory, counting_task: Task) -> None:
+    """Runs with and without, or with more of them, can be compared."""
+    played: list[list[Any]] = []
+    for evaluates in (False, True):
+        rollout, env = counting_pair(memory, counting_task)
+        own: list[Any] = []
+        for ticket in (1, 2, 3):
+            if evaluates:
+                rollout.evaluate(1, 2)
+            own += opened(rollout.collect(ticket, 16, None)[1]).actions.tolist()
+        env.close()
+        played.append(own)
+    assert played[0] == played[1]
+
+
 def test_a_return_is_the_sum_of_its_rewards(memory: Memory, counting_task: Task) -> None:
     """Of small ones after many, too."""
     rollout, env = counting_pair(memory, counting_task)

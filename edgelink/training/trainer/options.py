@@ -53,7 +53,7 @@ class RunSettings:
     eval_episodes: int = setting(16, "episodes of each evaluation", at_least=1)
     eval_every: int = setting(0, "updates between two evaluations; 0: before and after only", at_least=0)
     checkpoint_every: int = setting(5, "updates between two checkpoints", at_least=1)
-    keep_checkpoints: int = setting(0, "so many of this run are kept; 0: all", at_least=0)
+    keep_checkpoints: int = setting(5, "so many of this run are kept; 0: all", at_least=0)
     stall_timeout_s: float | None = setting(
         None, "give up after so many seconds without progress; default 900, more with a long ride_through", above=0
     )

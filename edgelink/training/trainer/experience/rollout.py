@@ -54,6 +54,7 @@ class RolloutWorker(Located):
         self._depth = depth
         self._spaces = stacked(spaces, depth)
         self._generator = np.random.default_rng([seed, rank])
+        self._evaluating = np.random.default_rng([seed, rank, 1])  # so that the training is the same with and without
         self._inbox = Inbox(fetch_by(ray))
         self._lock = threading.Lock()
         self._max_lag = max_policy_lag
@@ -133,7 +134,9 @@ class RolloutWorker(Located):
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
             while any(len(returns) < each for returns in finished):
-                actions, _ = act(self._spaces, weights, self._seen().seen, self._generator, deterministic=deterministic)
+                actions, _ = act(
+                    self._spaces, weights, self._seen().seen, self._evaluating, deterministic=deterministic
+                )
                 step = self._step(actions)
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)

@@ -116,7 +116,7 @@ def spaces_of(environment: Any, task: str) -> Spaces:
     shape, dtype = tuple(int(size) for size in seen.shape), "float32"
     if seen.dtype == np.uint8 and len(shape) in (2, 3):
         shape, dtype = (*shape, 1)[:3], "uint8"
-        if min(shape[:2]) < _MIN_PIXELS:
+        if min(shape[:2]) < max(_MIN_PIXELS, shape[2]):  # else the channels come first
             raise ValueError(
                 f"the images of {task} are {' x '.join(map(str, shape))}: height and width must be "
                 f"{_MIN_PIXELS} or more, and come before the channels"

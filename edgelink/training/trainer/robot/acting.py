@@ -49,7 +49,7 @@ class PolicyActor:
     def __init__(self, weights: WeightsReader, spaces: Spaces, seed: int) -> None:
         self._weights = weights
         self._spaces = spaces
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng([seed, 1])  # not the stream of a robot that is simulated
 
     @property
     def version(self) -> int:

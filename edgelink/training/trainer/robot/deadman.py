@@ -71,6 +71,12 @@ class DeadmanSettings:
         at_least=0,
     )
     stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)
+    hold_at_most_s: float | None = setting(
+        None,
+        "a hold that lasts so long becomes a safe stop, whatever comes and goes meanwhile, as on a flapping link; "
+        "default: stop_after_s + resume_after_s",
+        above=0,
+    )
     resume: str = setting(
         "", "automatic, manual (a person says so), or nothing: as the robot says", choices=(AUTOMATIC, MANUAL, "")
     )
@@ -94,6 +100,10 @@ class Deadman:
     def __init__(self, settings: DeadmanSettings, resume: str) -> None:
         self.state = State.WAITING
         self.cause = Cause.NO_POLICY  # of the present state, if it is not RUNNING
+        at_most_s = settings.hold_at_most_s
+        self._hold_at_most_ns = round(
+            (settings.stop_after_s + settings.resume_after_s if at_most_s is None else at_most_s) * NS
+        )
         self._stop_after_ns = round(settings.stop_after_s * NS)
         self._resume_after_ns = round(settings.resume_after_s * NS)
         self._is_automatic = (settings.resume or resume) == AUTOMATIC
@@ -127,6 +137,10 @@ class Deadman:
             case State.HOLDING:
                 if cause.stops_at_once or (cause and now_ns - self._bad_since_ns >= self._stop_after_ns):
                     return self._change(now_ns, State.STOPPED, cause)
+                resumed = self._resumed(now_ns, cause, may_resume=may_resume)
+                if resumed is None and now_ns - self._left_at_ns >= self._hold_at_most_ns:
+                    return self._change(now_ns, State.STOPPED, cause or self.cause)
+                return resumed
             case State.STOPPED:
                 if cause.stops_at_once and cause is not self.cause:  # it counts, though it came later
                     return self._change(now_ns, State.STOPPED, cause)
