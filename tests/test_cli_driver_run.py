@@ -273,7 +273,7 @@ async def test_what_may_be_regretted_of_the_placement_is_said_once(head: Head) -
     (head.directory / "fail").touch()
     _, words = await run.communicate()
     assert run.returncode == 0, words
-    assert words.decode().count("edgelink: warning: cluster.x: a and b share 0; mind it") == 1
+    assert words.decode().count("edgelink: note: cluster.x: a and b share 0; mind it") == 1
     assert b"is not known" not in words
 
 
