@@ -456,3 +456,24 @@ async def test_env_show_lists_what_would_happen(head: Head, options: tuple[str, 
         lines = output.decode().splitlines()
         assert any(line.startswith("dropped https_proxy  (") for line in lines)
         assert "set     RLINF_NODE_RANK=0  (the head's)" in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--wrong"], "--wrong"),
+        (["run.iterations=many", "x.y=1"], "run.iterations"),
+        (["--resume"], "--checkpoint-dir"),
+    ],
+)
+async def test_the_trainers_own_options_are_read_before_nodes_are_waited_for(
+    head: Head, options: list[str], told: str
+) -> None:
+    """By the interpreter that will run it. Nothing is asked of the head."""
+    head.grant["environment"] = {"EDGELINK_RAY_PYTHON": sys.executable}
+    command = ("run", "--", "edgelink", "train", *options)
+    run = await start_edgelink(head.directory, *command, cwd=head.directory)
+    _, words = await run.communicate()
+    assert (run.returncode, head.bodies) == (2, [])
+    assert told.encode() in words
+    assert b"Traceback" not in words

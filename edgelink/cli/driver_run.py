@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,16 +24,17 @@ from edgelink.cli.layout import say
 from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
-from edgelink.cli.preflight import PreflightWishes, check_before_launch
+from edgelink.cli.preflight import PreflightWishes, check_before_launch, trainer_options
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
 from edgelink.cli.status import who
+from edgelink.cli.train import TRAINER
 from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
-from edgelink.errors import EdgelinkError, PlacementError, UsageError
+from edgelink.errors import EdgelinkError, ExitCode, PlacementError, UsageError
 from edgelink.files import write_atomic
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
@@ -49,6 +51,7 @@ _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
 _NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
 _DAEMON_BACK_S = 600.0  # and so long for a daemon that is away or in trouble, each time
 _LOOK_S = 0.5
+_OPTIONS_S = 60.0  # a board that is busy imports numpy for seconds
 _OVERRIDE = re.compile(r"(\+{0,2}|~)cluster[.=]")  # Hydra's grammar
 
 
@@ -78,7 +81,10 @@ def run_driver_here(
     detected = framework_of(wishes.framework, argv, present_directory())
     if cluster is not None:
         detected = with_cluster_file(detected)
-    check_command(argv, present_directory(), verbs(), _search_path(paths, detected.framework, wishes))
+    variables = _variables(paths, detected.framework, wishes)
+    check_command(argv, present_directory(), verbs(), None if variables is None else _joined_path(variables))
+    if (options := trainer_options(argv)) is not None and variables is not None:
+        _check_trainer(options, variables)
     say(str(detected))
     if told := hides_failure(argv, present_directory()):
         say(f"warning: {told}")
@@ -334,13 +340,30 @@ def _joined_path(environment: Mapping[str, str]) -> str:
     return f"{environment['PATH']}:{os.environ.get('PATH', '')}"
 
 
-def _search_path(paths: Paths, framework: Framework, wishes: EnvironmentWishes) -> str | None:
-    """The path on which the driver's program will be found. None: the daemon does not know it yet."""
+def _variables(paths: Paths, framework: Framework, wishes: EnvironmentWishes) -> dict[str, str] | None:
+    """The driver's environment. None: the daemon does not know it yet."""
     try:
         granted = call(paths.node_socket, "GET", "/driver-environment")
     except EdgelinkError:
         return None
-    return _joined_path(driver_environment(granted, framework, wishes).variables)
+    return driver_environment(granted, framework, wishes).variables
+
+
+def _check_trainer(options: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Have the built-in trainer read its options before anybody waits for nodes. Raises UsageError.
+
+    An interpreter that cannot even do that is the run's to tell of.
+    """
+    command = [variables.get("EDGELINK_RAY_PYTHON", sys.executable), str(TRAINER), "check-options", *options]
+    try:
+        read = subprocess.run(
+            command, env=dict(variables), capture_output=True, text=True, timeout=_OPTIONS_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return
+    if read.returncode == ExitCode.USAGE:
+        said = read.stderr.partition("error: ")[2].strip()
+        raise UsageError(f"edgelink train: {said}", hint="`edgelink train --help` lists its options and settings")
 
 
 def refuse_elsewhere(paths: Paths) -> dict[str, Any]:

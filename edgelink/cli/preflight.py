@@ -120,8 +120,15 @@ def check_before_launch(
 
 def is_trainer(argv: Sequence[str]) -> bool:
     """Whether a command is the built-in trainer, which takes turns with what the links carry."""
+    return trainer_options(argv) is not None
+
+
+def trainer_options(argv: Sequence[str]) -> Sequence[str] | None:
+    """What the built-in trainer is given, where a command is that."""
     words = [Path(word).name for word in argv]
-    return words[:2] == ["edgelink", "train"] or words[1:4] == ["-m", "edgelink", "train"]
+    if words[:2] == ["edgelink", "train"]:
+        return argv[2:]
+    return argv[4:] if words[1:4] == ["-m", "edgelink", "train"] else None
 
 
 def _refuse(

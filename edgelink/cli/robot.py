@@ -121,11 +121,10 @@ def replay(
 
 def _become(python: str, *arguments: str) -> NoReturn:
     """A program of the trainer's, by an interpreter that need not have EdgeLink, in this process' place."""
-    import edgelink.training
+    from edgelink.cli.train import TRAINER
 
-    trainer = Path(edgelink.training.__file__).parent / "trainer"
     try:
-        os.execvp(python, [python, str(trainer / "__main__.py"), *arguments])  # noqa: S606
+        os.execvp(python, [python, str(TRAINER), *arguments])  # noqa: S606
     except OSError as error:
         raise EdgelinkError(f"{python} cannot be run: {error.strerror}", hint="correct --python") from error
 

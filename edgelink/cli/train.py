@@ -11,6 +11,8 @@ import click
 import edgelink.training
 from edgelink.errors import UsageError
 
+TRAINER = Path(edgelink.training.__file__).parent / "trainer" / "__main__.py"
+
 
 @click.command(
     "train",
@@ -24,10 +26,9 @@ def command(*, argv: tuple[str, ...]) -> None:
     Run it as any driver:  edgelink run --cluster FILE -- edgelink train
     """
     python = os.environ.get("EDGELINK_RAY_PYTHON", sys.executable)
-    trainer = Path(edgelink.training.__file__).parent / "trainer"
     # Becomes the trainer, so that signals and exit code are its own.
     try:
-        os.execv(python, [python, str(trainer / "__main__.py"), *argv])  # noqa: S606
+        os.execv(python, [python, str(TRAINER), *argv])  # noqa: S606
     except OSError as error:
         raise UsageError(
             f"{python} cannot be run: {error.strerror}", hint="it is EDGELINK_RAY_PYTHON; correct ray.python"

@@ -1,5 +1,6 @@
 """Start of the trainer: ``<ray.python> …/edgelink/training/trainer/__main__.py [options]``; with ``robot-export`` or
-``robot-replay`` as the first word, of what else the user's interpreter does with robots.
+``robot-replay`` as the first word, of what else the user's interpreter does with robots; with ``check-options``, of
+nothing, once the options that follow are read.
 
 Runs from a bare copy of the package in a temporary directory, which is also what goes to the workers: so the daemon's
 ``site-packages``, in which this file lies, never gets on the ``sys.path`` of the user's interpreter.
@@ -39,7 +40,10 @@ def _main() -> int:
         package = _load_package_module().stage(_HERE, Path(directory))
         sys.path.insert(0, directory)
         status: int
-        if other := _OTHERS.get("".join(sys.argv[1:2])):
+        if sys.argv[1:2] == ["check-options"]:
+            importlib.import_module("edgelink.training.trainer.options").parse(sys.argv[2:])
+            status = 0
+        elif other := _OTHERS.get("".join(sys.argv[1:2])):
             status = importlib.import_module(f"edgelink.training.trainer.{other}").main(sys.argv[2:])
         else:
             status = importlib.import_module("edgelink.training.trainer.run").main(sys.argv[1:], package)
