@@ -361,8 +361,8 @@ def _check_trainer(options: Sequence[str], variables: Mapping[str, str]) -> None
         )
     except (OSError, subprocess.SubprocessError):
         return
-    if read.returncode == ExitCode.USAGE:
-        said = read.stderr.partition("error: ")[2].strip()
+    said = read.stderr.partition("edgelink train: error: ")[2].strip()
+    if read.returncode == ExitCode.USAGE and said:  # Python has that status, too, where it may not read the file
         raise UsageError(f"edgelink train: {said}", hint="`edgelink train --help` lists its options and settings")
 
 
