@@ -59,11 +59,9 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
 def _of_program(content: Any) -> Iterator[Notice]:
     """RLinf's reasoning and agent programs place by a class of their own (rlinf/utils/placement.py, 0.3.0 and main)."""
     rollout = content.get("rollout") if isinstance(content, Mapping) else None
-    sizes = (
-        [rollout.get(f"{each}_parallel_size", 1) for each in ("tensor", "pipeline")]
-        if isinstance(rollout, Mapping)
-        else []
-    )
+    if not isinstance(rollout, Mapping):
+        return
+    sizes = [rollout.get(f"{each}_parallel_size", 1) for each in ("tensor", "pipeline")]
     if all(isinstance(size, int) for size in sizes) and prod(sizes) > 1:
         message = (
             f"RLinf's reasoning and agent programs give each process of rollout {prod(sizes)} accelerators, by its "
@@ -132,7 +130,11 @@ def _interpreters() -> list[Path]:
 
 
 def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """What the interpreter answered, or None and why not. Raises PlacementError where Hydra refuses the file."""
+    """Return the interpreter's answer, or None and why there is none.
+
+    Raises:
+        PlacementError: Hydra refuses the file.
+    """
     try:
         if os.geteuid() == 0 and python.stat().st_uid != 0:
             return None, "root does not run an interpreter that belongs to somebody else"

@@ -53,7 +53,10 @@ def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
 
 
 def exit_status(rows: list[dict[str, Any]]) -> ExitCode:
-    """Return 75 where a node is paused, else 1 where one is away as far as is known. Off does not count; pure."""
+    """Return 75 if a node is paused, or else 1 if a node is known to be away; pure.
+
+    A node that was switched off on purpose does not count.
+    """
     states = {row["state"] for row in rows}
     if "paused" in states:
         return ExitCode.TRY_AGAIN

@@ -63,7 +63,10 @@ def command(*, as_json: bool, is_watching: bool) -> int:
 
 
 def exit_status(nodes: Sequence[dict[str, Any]]) -> ExitCode:
-    """Return 75 where a node is paused, else 1 where one is missing. Who was switched off does not count; pure."""
+    """Return 75 if a node is paused, or else 1 if a node is missing; pure.
+
+    A node that was switched off on purpose does not count.
+    """
     if any(_is_paused(node) for node in nodes):
         return ExitCode.TRY_AGAIN
     return ExitCode.OK if all(node["ready"] or _is_off(node) for node in nodes) else ExitCode.FAILED

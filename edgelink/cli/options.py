@@ -297,7 +297,7 @@ def framework_options(function: F) -> F:
 
 
 def preflight_options(function: F) -> F:
-    """What is looked at before CMD starts."""
+    """Add the options that say what `run` checks before it starts CMD."""
     for option in (
         click.option(
             "--no-resource-check",

@@ -124,7 +124,7 @@ def is_trainer(argv: Sequence[str]) -> bool:
 
 
 def trainer_options(argv: Sequence[str]) -> Sequence[str] | None:
-    """What the built-in trainer is given, where a command is that."""
+    """Return the arguments of the built-in trainer. None: the command starts another program."""
     words = [Path(word).name for word in argv]
     if words[:2] == ["edgelink", "train"]:
         return argv[2:]

@@ -40,9 +40,10 @@ def may_open_raw() -> bool:
 
 
 async def heard_echoes(wanted: Set[IPv4Address], timeout_s: float) -> set[IPv4Address]:
-    """Who of ``wanted`` asks this machine for echoes, or answers its own, within ``timeout_s``.
+    """Return the addresses of ``wanted`` that send an echo packet, a question or an answer, within ``timeout_s``.
 
-    This tells a way that works in one direction from one that is cut. Needs CAP_NET_RAW. Raises OSError.
+    It returns as soon as all of them have. This tells a way that works in one direction from one that is cut.
+    Needs CAP_NET_RAW. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     heard = set[IPv4Address]()

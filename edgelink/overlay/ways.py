@@ -292,7 +292,7 @@ def rules_before_ours(messages: Iterable[Any]) -> tuple[list[Rule], bool]:
 
 
 def distinct(members: Iterable[IPv4Address], told_apart: Iterable[IPv4Network]) -> list[tuple[IPv4Address, ...]]:
-    """Return groups of nodes: the kernel answers alike for all nodes of a group; pure.
+    """Return the nodes in groups, for each of which one question to the kernel is enough; pure.
 
     The kernel tells two addresses apart where one is in a network of a route or rule, and the other is not. So a
     thousand nodes cost a few questions. Groups in more networks come first.

@@ -25,6 +25,7 @@ def note_regrets(
     _mixed_groups(components, findings)
     _unused_env_configs(section, placements, findings)
     _idle_robots(section, groups, placements, findings)
+    _strange_controllers(section, findings)
     for group in section.groups:
         if group.ignore_hardware and group.hardware_type is not None:
             message = f"ignore_hardware has no effect next to hardware_type: {group.hardware_type}"
@@ -106,15 +107,17 @@ def _idle_robots(
                 )
                 fix = f"name {group.label!r} as node_group of the component that drives it, as a rule env"
                 findings.notice("robot_not_reached", robot.key, message, fix)
-            for name, rank in robot.values.items():
-                if name.endswith("controller_node_rank") and isinstance(rank, int) and rank not in _ranks(section):
-                    message = f"{name} {rank} is no node of this cluster"
-                    fix = f"write one of {span([*_ranks(section)])}, or leave it out for the robot's own node"
-                    findings.notice("controller_not_a_node", f"{robot.key}.{name}", message, fix)
 
 
-def _ranks(section: ClusterSection) -> range:
-    return range(section.num_nodes or 0)
+def _strange_controllers(section: ClusterSection, findings: Findings) -> None:
+    """RLinf looks for a robot's controller only when it makes the environment."""
+    ranks = range(section.num_nodes or 0)
+    for robot in (robot for group in section.groups for robot in group.robots):
+        for name, rank in robot.values.items():
+            if name.endswith("controller_node_rank") and isinstance(rank, int) and rank not in ranks:
+                message = f"{name} {rank} is no node of this cluster"
+                fix = f"write one of {span([*ranks])}, or leave it out for the robot's own node"
+                findings.notice("controller_not_a_node", f"{robot.key}.{name}", message, fix)
 
 
 def _unused_env_configs(

@@ -26,7 +26,7 @@ def heard_route(ray: RayAccess) -> Route:
 
 
 async def listen(caller: Caller, ray: RayAccess, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell root and Ray's user which of ``wanted`` send an echo in the next 12 s; at once when all have."""
+    """Return which of the addresses in ``body["wanted"]`` send an echo within 12 s. It serves root and Ray's user."""
     await require_ray_user(caller, ray)
     wanted = {IPv4Address(address) for address in body["wanted"]}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Address
 from typing import Any, NoReturn, Protocol
 
@@ -70,19 +70,18 @@ class RegistryRoutes:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node that holds a lease, and what is known of it now."""
-        nodes = []
-        for lease in self._holder.store.leases():
-            nodes.append(
-                {
-                    "hostname": lease.hostname,
-                    "node_id": lease.node_id,
-                    "role": lease.role.value,
-                    "overlay_ip": str(lease.overlay_ip),
-                    "preferred_rank": lease.preferred_rank,
-                    **self._seen(lease.node_id),
-                }
-            )
-        return nodes
+        leases, seen = self._holder.store.leases(), self._seen()
+        return [
+            {
+                "hostname": lease.hostname,
+                "node_id": lease.node_id,
+                "role": lease.role.value,
+                "overlay_ip": str(lease.overlay_ip),
+                "preferred_rank": lease.preferred_rank,
+                **seen(lease.node_id),
+            }
+            for lease in leases
+        ]
 
     async def create_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
@@ -129,22 +128,28 @@ class RegistryRoutes:
         known = describe(self._holder.store, body["node"], self._holder.clock.now())
         status = self._holder.registry.statuses.get(known["node_id"])
         return known | {
-            **self._seen(known["node_id"]),
+            **self._seen()(known["node_id"]),
             "edgelink_version": status.edgelink_version if status else None,
         }
 
-    def _seen(self, node_id: str) -> dict[str, Any]:
-        """Whether a node is there, and how it is. This relay itself has no session as a node, and answers here."""
-        status = self._holder.registry.statuses.get(node_id)
-        if status is None and node_id == self._holder.key.node_id:
-            return {"online": True, "phase": self._holder.board.facts.phase.value, "paused": False}
-        if node_id in self._holder.store.departures.all():
-            return {"online": False, "phase": LEFT, "paused": False}
-        return {
-            "online": status.online if status else False,
-            "phase": status.phase if status else Status.UNKNOWN.value,
-            "paused": status is not None and status.online and node_id in self._paused(),
-        }
+    def _seen(self) -> Callable[[str], dict[str, Any]]:
+        """Return what tells of a node, by its id, whether it is there and how it is; the database is read once for all.
+
+        This relay itself has no session as a node, and answers here.
+        """
+        paused, left = self._paused(), self._holder.store.departures.all()
+
+        def seen(node_id: str) -> dict[str, Any]:
+            status = self._holder.registry.statuses.get(node_id)
+            if status is None and node_id == self._holder.key.node_id:
+                return {"online": True, "phase": self._holder.board.facts.phase.value, "paused": False}
+            if node_id in left:
+                return {"online": False, "phase": LEFT, "paused": False}
+            if status is None:
+                return {"online": False, "phase": Status.UNKNOWN.value, "paused": False}
+            return {"online": status.online, "phase": status.phase, "paused": status.online and node_id in paused}
+
+        return seen
 
     def _paused(self) -> set[str]:
         """Whom the head calls paused, as long as it is there itself: it knows sooner than the broker."""
