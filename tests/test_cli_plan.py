@@ -446,6 +446,62 @@ def test_what_the_program_places_itself_is_said(
     assert [notice["code"] for notice in notices if notice["code"] == "placed_by_program"] == codes
 
 
+RLINF = """\
+class ComponentPlacement: ...
+class ModelParallelComponentPlacement(ComponentPlacement):
+    def __init__(self, config, cluster):
+        super().__init__(config, cluster)
+        last = self._component_rank_map["train"].popitem()[0][-1]
+        from types import SimpleNamespace
+        self._placements["train"] = SimpleNamespace(
+            _start_hw_rank=0, _end_hw_rank=last, _num_hardware_per_process=config["size"], _stride=1)
+"""
+
+
+@pytest.fixture
+def rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter whose RLinf places `train` itself; real ones are in netns-tests/test_rlinf_placement.py."""
+    for name, text in {
+        "__init__": "",
+        "scheduler": "from rlinf.utils.placement import *",
+        "utils/placement": RLINF,
+    }.items():
+        file = tmp_path / "rlinf" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "omegaconf.py").write_text("class OmegaConf:\n    create = dict\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("rlinf")
+@pytest.mark.parametrize(
+    ("changes", "world_size"),
+    [
+        ({}, 1),
+        ({"runner": {"task_type": "embodied"}}, 2),  # follows the section
+        ({"cluster": {"component_placement": {"train": "all", "rollout_judge": "0"}}}, 2),  # another class, of wideseek
+    ],
+)
+def test_a_program_that_places_itself_is_asked(tmp_path: Path, changes: dict[str, Any], world_size: int) -> None:
+    content = {
+        "cluster": {"num_nodes": 1, "component_placement": {"train": "all"}},
+        "runner": {"task_type": "reasoning"},
+        "rollout": {"tensor_parallel_size": 2},
+        "size": 2,
+    }
+    for name, value in changes.items():
+        content[name] = {**content[name], **value}
+    whole, nodes = tmp_path / "train.yaml", tmp_path / "nodes.json"
+    whole.write_text(json.dumps(content))
+    nodes.write_text(json.dumps([{"rank": 0, "ip": "10.10.0.2", "accelerator": "NV_GPU", "accelerator_count": 2}]))
+
+    plan = json.loads(shown(str(whole), "--nodes", str(nodes), "--python", sys.executable, "--json"))
+
+    assert plan["world_size"]["train"] == world_size
+    codes = {notice["code"] for notice in plan["notices"]}
+    assert ("placed_by_program" in codes) == (world_size == 2)
+
+
 def test_what_hydra_refuses_is_refused_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not blamed on the interpreter, nor let pass without what the defaults list would bring."""
     (tmp_path / "omegaconf.py").write_text(

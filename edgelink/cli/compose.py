@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from edgelink.errors import ConfigError, PlacementError
+from edgelink.cli.rlinf_program import note_own_placement
+from edgelink.cli.users_python import ask, interpreters
+from edgelink.errors import PlacementError
 from edgelink.placement import InvalidClusterError, Notice
 from edgelink.placement.load import YamlFile, read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
-_TIMEOUT_S = 60.0
 _REFUSED = 4  # of the helper
 
 
@@ -53,21 +48,7 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
         PlacementError: unreadable, no cluster section, it cannot be composed, or Hydra refuses it.
     """
     read = _read_cluster(path, overrides, python)
-    return replace(read, notices=(*read.notices, *_of_program(read.content)))
-
-
-def _of_program(content: Any) -> Iterator[Notice]:
-    """RLinf's reasoning and agent programs place by a class of their own (rlinf/utils/placement.py, 0.3.0 and main)."""
-    rollout = content.get("rollout") if isinstance(content, Mapping) else None
-    if not isinstance(rollout, Mapping):
-        return
-    sizes = [rollout.get(f"{each}_parallel_size", 1) for each in ("tensor", "pipeline")]
-    if all(isinstance(size, int) for size in sizes) and prod(sizes) > 1:
-        message = (
-            f"RLinf's reasoning and agent programs give each process of rollout {prod(sizes)} accelerators, by its "
-            "parallel sizes; this plan gives what component_placement alone says"
-        )
-        yield Notice("placed_by_program", message, "rollout.tensor_parallel_size", "see what the program itself says")
+    return replace(read, notices=(*read.notices, *note_own_placement(read.content)))
 
 
 def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
@@ -77,7 +58,7 @@ def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> 
     if not defaults and not overrides and "${" not in file.text:
         return _as_written(file, path)
     why_not = []
-    for candidate in [python] if python else _interpreters():
+    for candidate in interpreters(python):
         composed, problem = _compose(candidate, path, overrides)
         if composed is not None:
             section = section_of(composed["section"], str(path), {})
@@ -118,40 +99,20 @@ def _names(defaults: Any) -> list[str]:
     return [name for name in named if name != "_self_"] or ["the defaults list"]
 
 
-def _interpreters() -> list[Path]:
-    """The one that runs the training, if the configuration names it; this one; the caller's."""
-    from edgelink.config import load_config  # here: with pydantic, and few files have to be composed
-
-    with suppress(ConfigError):  # what is wrong with it is no matter of a cluster file
-        if (ray_python := load_config().ray.python) is not None:
-            return [ray_python]
-    found = [sys.executable, shutil.which("python3")]
-    return [Path(path) for path in dict.fromkeys(found) if path]
-
-
 def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
     """Return the interpreter's answer, or None and why there is none.
 
     Raises:
         PlacementError: Hydra refuses the file.
     """
-    try:
-        if os.geteuid() == 0 and python.stat().st_uid != 0:
-            return None, "root does not run an interpreter that belongs to somebody else"
-        command = [str(python), str(_HELPER), str(path.absolute()), *overrides]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        answer = json.loads((done.stdout.strip().splitlines() or ["{}"])[-1])
-    except subprocess.TimeoutExpired:
-        return None, f"gave no answer within {_TIMEOUT_S:g} s"
-    except (OSError, ValueError) as error:
-        return None, f"gave no answer: {error}"
-    if done.returncode == 0 and isinstance(answer, dict) and "section" in answer:
+    status, answer = ask(python, _HELPER, [str(path.absolute()), *overrides])
+    if status == 0 and "section" in answer:
         return answer, ""
-    problem = answer.get("error") if isinstance(answer, dict) else None
-    if done.returncode == _REFUSED and problem:
-        said = str(problem).partition("\n\n")[0]  # what follows is the search path, over many lines
+    problem = str(answer.get("error", "gave no answer"))
+    if status == _REFUSED:
+        said = problem.partition("\n\n")[0]  # what follows is the search path, over many lines
         raise PlacementError(
             f"{path}: Hydra refuses it: {said}",
             hint="correct its defaults list, or add the file: the training program would end with the same words",
         )
-    return None, problem or f"exit status {done.returncode}"
+    return None, problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.layout import say, tell
 from edgelink.cli.link_budget_options import link_budget_options
 from edgelink.cli.options import json_option
+from edgelink.cli.rlinf_program import OWN_PLACEMENT, own_placement
 from edgelink.errors import ExitCode, PlacementError, UsageError
 from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
 from edgelink.placement import plan as make_plan
@@ -82,6 +84,10 @@ def command(
         nodes, driver, live_notices = _live_nodes() if live else (*_nodes_of(nodes_file), [])
         with read.located():
             plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
+            if packed := own_placement(read.content, plan, python, say):
+                plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate, packed=packed)
+                read = replace(read, notices=_but_own_placement(read.notices))
+                plan = replace(plan, notices=_but_own_placement(plan.notices))
     except InvalidClusterError as error:
         notices: tuple[Notice, ...] = read.notices if read else ()
         if not as_json:
@@ -116,6 +122,10 @@ def command(
 
             show(found)
     return ExitCode.TRY_AGAIN if found is not None and found.is_refused else ExitCode.OK
+
+
+def _but_own_placement(notices: Sequence[Notice]) -> tuple[Notice, ...]:
+    return tuple(notice for notice in notices if notice.code != OWN_PLACEMENT)
 
 
 def _budget(plan: Plan, file: Path, read: ReadCluster, wishes: BudgetWishes) -> Budget | None:

@@ -3,6 +3,7 @@
 The rules are those of RLinf 0.3.0's own code, also where its guide says something else. Pure: no Ray, no RLinf.
 """
 
+from edgelink.placement.components import Packed
 from edgelink.placement.early import check_before_waiting
 from edgelink.placement.load import load_cluster_file
 from edgelink.placement.nodes import Driver, Node, load_nodes_file
@@ -16,6 +17,7 @@ __all__ = [
     "InvalidClusterError",
     "Node",
     "Notice",
+    "Packed",
     "Placement",
     "Plan",
     "Problem",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,6 +18,27 @@ _KEY = "cluster.component_placement"
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Hardware of the whole cluster that is dealt out in order, as RLinf's ``PackedPlacementStrategy`` does."""
+
+    first: int  # of the cluster's accelerators
+    last: int
+    per_process: int = 1
+    stride: int = 1  # between the accelerators of one process
+
+    @property
+    def shares(self) -> list[tuple[int, ...]]:
+        """By process: its resource ranks."""
+        shares: list[tuple[int, ...]] = []
+        dealt: set[int] = set()
+        for rank in range(self.first, self.last + 1):
+            if rank not in dealt:
+                shares.append(tuple(range(rank, rank + self.per_process * self.stride, self.stride)))
+                dealt.update(shares[-1])
+        return shares
+
+
+@dataclass(frozen=True)
 class Component:
     """One entry of ``component_placement`` that can be read."""
 
@@ -26,6 +47,7 @@ class Component:
     text: Any
     groups: tuple[Group, ...]
     shares: Sequence[tuple[int, ...]]  # by process: its resource ranks
+    is_packed: bool = False  # by the program, whatever the section says
 
     @property
     def by_hardware(self) -> bool:
@@ -72,6 +94,19 @@ def read_components(section: Any, labels: Labels, findings: Findings) -> list[Co
                 findings.add(Stage.COMPONENT, key, name, "component named twice", detail, "name each component once")
             taken.setdefault(name, key)
     return components
+
+
+def repacked(component: Component, packed: Mapping[str, Packed], cluster: Group) -> list[Component]:
+    """Return ``component`` by its names: those in ``packed`` are placed in ``cluster`` as that says."""
+    left = tuple(name for name in component.names if name not in packed)
+    return [
+        *([replace(component, names=left)] if left else []),
+        *(
+            replace(component, names=(name,), groups=(cluster,), shares=packed[name].shares, is_packed=True)
+            for name in component.names
+            if name in packed
+        ),
+    ]
 
 
 def _read_component(
@@ -232,7 +267,7 @@ def _finish(name: str, processes: Sequence[_Process], component: Component, *, i
     local_sizes = Counter(process.node.number for process in processes)
     node_places = {rank: place for place, rank in enumerate(sorted(local_sizes))}
     started: Counter[int] = Counter()
-    strategy = "FLEXIBLE" if component.by_hardware else "NODE"
+    strategy = "PACKED" if component.is_packed else "FLEXIBLE" if component.by_hardware else "NODE"
     everything = dict.fromkeys(local_sizes, ()) | {
         process.node.number: tuple(str(index) for index in range(process.node.accelerator_count))
         for process in processes

@@ -59,7 +59,7 @@ class Placement:
     node_rank: int
     placement_node_rank: int  # counted over the nodes that this component uses
     node_group: str
-    strategy: str  # FLEXIBLE: by hardware; NODE: whole nodes
+    strategy: str  # FLEXIBLE: by hardware; NODE: whole nodes; PACKED: by hardware, as the program itself says
     resource_ranks: tuple[int, ...]  # within the selected group(s)
     hardware_ranks: tuple[int, ...]  # node-local; empty for NODE
     accelerator_type: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgelink.placement.components import Labels, place_component, read_components
+from edgelink.placement.components import Labels, Packed, place_component, read_components, repacked
 from edgelink.placement.discover import discover
 from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
@@ -24,6 +24,7 @@ def plan(
     driver: Driver | Mapping[str, Any] | int | None = None,
     isolate: bool = True,
     num_nodes: int | None = None,
+    packed: Mapping[str, Packed] | None = None,
 ) -> Plan:
     """Resolve ``cluster`` against ``nodes``.
 
@@ -34,6 +35,7 @@ def plan(
         driver: where the driver runs (default: on the first of ``nodes``), and what its shell changed.
         isolate: each process sees its own accelerators only, as ``launch(isolate_gpu=…)``.
         num_nodes: what the driver passes as ``Cluster(num_nodes=…)``, if it does.
+        packed: by component, where the program places in a way of its own (edgelink.frameworks.rlinf).
 
     Raises:
         InvalidClusterError: with every problem that was found.
@@ -56,7 +58,10 @@ def plan(
         raise InvalidClusterError(findings.problems, describe(found[0] if found else there))
     ordered, home_node = found
     groups = _make_groups(section, ordered, findings)
-    components = read_components(section.component_placement, Labels(_by_label(groups)), findings)
+    labels = _by_label(groups)
+    components = read_components(section.component_placement, Labels(labels), findings)
+    if packed:
+        components = [each for written in components for each in repacked(written, packed, labels["cluster"])]
     placements: dict[str, tuple[Placement, ...]] = {}
     ranks: dict[str, tuple[int, ...]] = {}
     for component in components:

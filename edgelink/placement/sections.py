@@ -143,7 +143,8 @@ def _note_unknown_key(name: str, findings: Findings) -> None:
         message = (
             "with auto_scheduler, RLinf's reasoning programs place the actor on all accelerators; this plan does not"
         )
-        findings.notice("placed_by_program", f"cluster.{name}", message, "see what the program itself says")
+        fix = "plan it against nodes with an interpreter that has rlinf (--python)"
+        findings.notice("placed_by_program", f"cluster.{name}", message, fix)
         return
     meant = get_close_matches(name, _CLUSTER_FIELDS, n=1, cutoff=0.7)
     fix = f"did you mean {meant[0]}?" if meant else f"RLinf knows {', '.join(_CLUSTER_FIELDS)}"

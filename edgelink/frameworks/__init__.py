@@ -1,0 +1,1 @@
+"""What EdgeLink knows of the frameworks that it starts: RLinf, verl, OpenRLHF, LeRobot."""
