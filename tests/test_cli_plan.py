@@ -502,6 +502,21 @@ def test_a_program_that_places_itself_is_asked(tmp_path: Path, changes: dict[str
     assert ("placed_by_program" in codes) == (world_size == 2)
 
 
+@pytest.mark.usefixtures("rlinf")
+@pytest.mark.parametrize(("version", "code"), [("0.3.0", "unknown_key_ignored"), ("0.4.0", "links_slowed_down")])
+def test_the_rules_are_those_of_the_rlinf_that_would_be_imported(
+    tmp_path: Path, files: tuple[str, str], version: str, code: str
+) -> None:
+    """A checkout on the search path tells its version in its pyproject.toml."""
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "rlinf"\nversion = "{version}"\n')
+    whole = tmp_path / "train.yaml"
+    whole.write_text(f"{CLUSTER}  net_emulation: {{enabled: true}}\n")
+
+    plan = json.loads(shown(str(whole), "--nodes", files[1], "--python", sys.executable, "--json"))
+
+    assert [notice["code"] for notice in plan["notices"] if "net_emulation" in notice["key"]] == [code]
+
+
 def test_what_hydra_refuses_is_refused_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not blamed on the interpreter, nor let pass without what the defaults list would bring."""
     (tmp_path / "omegaconf.py").write_text(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from telling import Words
 
-from edgelink.placement import Driver, InvalidClusterError, Node, Plan, plan
+from edgelink.placement import Driver, InvalidClusterError, Node, Plan, plan, rlinf_rules
 from edgelink.placement.load import read_cluster_file
 
 
@@ -75,6 +75,22 @@ def test_what_users_regret_is_a_notice(cluster: dict[str, Any], code: str, names
     assert names in str(notice)
     words.on("plan", notice)
     assert notice.key.startswith("cluster.")
+
+
+def test_the_installed_rlinf_decides_where_versions_differ(words: Words) -> None:
+    """RLinf 0.4 reads two keys more, and compares robots that hold a list."""
+    twice = section({"a": "0"}, group("r", 1, hardware=ROBOT))
+    slow = {**section({"a": "0"}), "net_emulation": {"enabled": True}, "tracer": {}}
+    nodes, new = [node(0, 2), node(1, 2)], rlinf_rules("0.4.0")
+
+    with pytest.raises(InvalidClusterError) as caught:
+        plan(twice, nodes, rules=new)
+    assert [problem.rule for problem in caught.value.problems] == ["hardware entries duplicated"]
+    (notice,) = plan(slow, nodes, rules=new).notices
+    assert notice.code == "links_slowed_down"
+    words.on("plan", notice)
+    assert codes(plan(slow, nodes, rules=rlinf_rules("0.3.0"))) == ["unknown_key_ignored"] * 2
+    assert codes(plan({**slow, "net_emulation": {"enabled": False}}, nodes, rules=new)) == []
 
 
 def test_a_group_of_accelerators_that_has_none_next_to_one_that_has_is_valid() -> None:

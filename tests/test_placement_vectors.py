@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from edgelink.placement import InvalidClusterError, plan
+from edgelink.placement import RLINF_0_3, InvalidClusterError, RlinfRules, plan, rlinf_rules
 from edgelink.placement.load import parse_yaml
 
 _LINES = lzma.decompress((Path(__file__).parent / "vectors/placement.jsonl.xz").read_bytes()).splitlines()
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in map(json.loads, _LINES)}
 
 
-def resolved(case: dict[str, Any]) -> dict[str, Any]:
+def resolved(case: dict[str, Any], rules: RlinfRules = RLINF_0_3) -> dict[str, Any]:
     result = plan(
         case["cluster"],
         case["nodes"],
         driver=case.get("driver"),
         isolate=case.get("isolate", True),
         num_nodes=case.get("num_nodes_arg"),
+        rules=rules,
     )
     content: dict[str, Any] = json.loads(json.dumps(result.to_dict()))
     return content
@@ -69,3 +70,24 @@ def test_yaml_is_read_as_omegaconf_reads_it(name: str) -> None:
     case = CASES[name]
     content, _, _ = parse_yaml(case["cluster_yaml"])
     assert content == case["cluster"]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["expect"]["ok"]])
+def test_rlinf_0_4_changes_three_variables_and_nothing_else(name: str) -> None:
+    """RLinf 0.4.0 computed the same for all of these cases but for them (tests/vectors/README.md)."""
+    expected = CASES[name]["expect"]["placements"]
+    result = resolved(CASES[name], rlinf_rules("0.4.0", torch="2.8.0+cu128"))
+
+    for component, items in expected.items():
+        for got, want in zip(result["placements"][component], items, strict=True):
+            assert {key: got[key] for key in want if key != "env"} == {k: v for k, v in want.items() if k != "env"}
+            changed = got["env"].items() ^ want.get("env", got["env"]).items()
+            if "env" in want:
+                first = want["accelerators"][:1] if want["accelerator_type"] == "NV_GPU" else []
+                new = {
+                    ("EGL_DEVICE_ID", device)
+                    for device in first
+                    if got["env"].get("MUJOCO_GL") not in ("osmesa", "glx")
+                }
+                gone = {("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")} & want["env"].items()
+                assert changed == new | gone | {("RLINF_NET_EMULATION", "0")}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgelink.cli.rlinf_program import note_own_placement
+from edgelink.cli.rlinf_program import installed_rlinf, note_own_placement
 from edgelink.cli.users_python import ask, interpreters
 from edgelink.errors import PlacementError
-from edgelink.placement import InvalidClusterError, Notice
+from edgelink.placement import InvalidClusterError, Notice, RlinfRules, rlinf_rules
 from edgelink.placement.load import YamlFile, read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
@@ -27,6 +27,12 @@ class ReadCluster:
     content: Any = None
     source: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)  # of ``source``; empty where the section was composed
+    installed: Mapping[str, str | None] = field(default_factory=dict)  # version, torch: what rlinf_rules takes
+
+    @property
+    def rules(self) -> RlinfRules:
+        """The rules of the RLinf that is installed."""
+        return rlinf_rules(**self.installed)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -48,7 +54,8 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
         PlacementError: unreadable, no cluster section, it cannot be composed, or Hydra refuses it.
     """
     read = _read_cluster(path, overrides, python)
-    return replace(read, notices=(*read.notices, *note_own_placement(read.content)))
+    notices = (*read.notices, *note_own_placement(read.content))
+    return replace(read, notices=notices, installed=installed_rlinf(python))
 
 
 def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:

@@ -111,6 +111,7 @@ class _Run:
     ) -> None:
         self._paths = paths
         self._section = None if cluster is None else cluster.section
+        self._rlinf = {} if cluster is None else dict(cluster.installed)
         self._content = None if cluster is None else cluster.content
         self._gang = gang
         self._argv = argv
@@ -156,7 +157,7 @@ class _Run:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
         timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
-        body = {"cluster": self._section, "nodes": self._gang.nodes, "timeout_s": timeout_s}
+        body = {"cluster": self._section, "rlinf": self._rlinf, "nodes": self._gang.nodes, "timeout_s": timeout_s}
         nodes_deadline_s = self._clock.monotonic_s() + timeout_s
         daemon_deadline_s: float | None = None  # None: it serves us, as far as is known
         backoff, said = back_off(), set[str]()
@@ -318,7 +319,7 @@ def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path 
     for notice in read.notices:
         say(notice.line)
     with read.located():
-        check_before_waiting(read.section)
+        check_before_waiting(read.section, read.rules)
     return read
 
 

@@ -83,9 +83,11 @@ def command(
                 return _check(file, read, as_json=as_json)
         nodes, driver, live_notices = _live_nodes() if live else (*_nodes_of(nodes_file), [])
         with read.located():
-            plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
+            plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate, rules=read.rules)
             if packed := own_placement(read.content, plan, python, say):
-                plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate, packed=packed)
+                plan = make_plan(
+                    read.section, nodes, driver=driver, isolate=not no_isolate, packed=packed, rules=read.rules
+                )
                 read = replace(read, notices=_but_own_placement(read.notices))
                 plan = replace(plan, notices=_but_own_placement(plan.notices))
     except InvalidClusterError as error:
@@ -143,7 +145,7 @@ def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:
 
 def _check(file: Path, read: ReadCluster, *, as_json: bool) -> int:
     """Without nodes: nothing can be said of where a process lands."""
-    notices = (*read.notices, *check_before_waiting(read.section))
+    notices = (*read.notices, *check_before_waiting(read.section, read.rules))
     if as_json:
         click.echo(json.dumps({"ok": True, "notices": [notice.to_dict() for notice in notices]}, indent=2))
         return ExitCode.OK

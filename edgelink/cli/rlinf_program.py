@@ -14,12 +14,22 @@ from edgelink.placement import Notice, Packed, Plan
 
 OWN_PLACEMENT = "placed_by_program"
 _HELPER = Path(__file__).parent.parent / "frameworks" / "rlinf_placement.py"
+_INSTALLED = _HELPER.with_name("installed.py")
 _REFUSED = 4  # of the helper
 _CLASSES = {  # by runner.task_type, as rlinf/config.py and the programs below examples/reasoning and examples/agent
     "reasoning": "ModelParallelComponentPlacement",
     "coding_online_rl": "ModelParallelComponentPlacement",
     "reasoning_eval": "ModelParallelEvalComponentPlacement",
 }
+
+
+def installed_rlinf(python: Path | None) -> dict[str, str | None]:
+    """Return the versions that ``rlinf_rules`` takes, of the first interpreter that has RLinf; empty if none has."""
+    for candidate in interpreters(python):
+        status, answer = ask(candidate, _INSTALLED, [])
+        if status == 0 and answer.get("rlinf"):
+            return {"version": answer["rlinf"], "torch": answer["torch"]}
+    return {}
 
 
 def note_own_placement(content: Any) -> Iterator[Notice]:

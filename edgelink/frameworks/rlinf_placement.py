@@ -36,7 +36,7 @@ def packed(question: "dict[str, Any]") -> "dict[str, list[int]]":
     from rlinf.scheduler import ComponentPlacement
     from rlinf.utils import placement
 
-    class Given(ComponentPlacement):
+    class Given(ComponentPlacement):  # type: ignore[misc]
         def __init__(self, config: Any, cluster: Any) -> None:
             self._config = config
             self._placements: dict[str, Any] = {}

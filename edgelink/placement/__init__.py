@@ -1,6 +1,7 @@
 """RLinf's ``cluster:`` section: which process of which component runs where, in which environment, before it starts.
 
-The rules are those of RLinf 0.3.0's own code, also where its guide says something else. Pure: no Ray, no RLinf.
+The rules are those of RLinf's own code (0.3.0, and 0.4 where it differs), also where its guide says something else.
+Pure: no Ray, no RLinf.
 """
 
 from edgelink.placement.components import Packed
@@ -10,8 +11,10 @@ from edgelink.placement.nodes import Driver, Node, load_nodes_file
 from edgelink.placement.plans import Group, Placement, Plan
 from edgelink.placement.problems import InvalidClusterError, Notice, Problem, Stage
 from edgelink.placement.resolve import plan
+from edgelink.placement.rlinf_rules import RLINF_0_3, RlinfRules, rlinf_rules
 
 __all__ = [
+    "RLINF_0_3",
     "Driver",
     "Group",
     "InvalidClusterError",
@@ -21,9 +24,11 @@ __all__ = [
     "Placement",
     "Plan",
     "Problem",
+    "RlinfRules",
     "Stage",
     "check_before_waiting",
     "load_cluster_file",
     "load_nodes_file",
     "plan",
+    "rlinf_rules",
 ]

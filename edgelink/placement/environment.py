@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from edgelink.placement.nodes import Driver, Node
 from edgelink.placement.plans import Group, Placement
 from edgelink.placement.profiling import Profiling
+from edgelink.placement.rlinf_rules import RlinfRules
 
 SOURCES = ("node", "driver", "default", "env_configs", "rlinf", "profiler", "worker")
 _PATH_LIKE = frozenset(
@@ -53,10 +54,12 @@ class Environments:
         driver: Driver,
         groups: Sequence[Group],
         profiling: Profiling | None,
+        rules: RlinfRules,
     ) -> None:
         self._nodes = nodes
         self._groups = {group.label: group for group in reversed(groups)}
         self._profiling = profiling
+        self._rules = rules
         before = self._at_ray_start(home)
         now = {name: text for name, text in before.items() if name not in driver.unset} | dict(driver.env)
         now.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -111,7 +114,7 @@ class Environments:
         yield "node", own
         yield "driver", self.changed_by_driver
         defaults = {}
-        for name, default in _DEFAULTS.items():
+        for name, default in {**_DEFAULTS, **self._rules.defaults}.items():
             value = self._driver_env.get(name, default)
             if name not in own and name not in self.changed_by_driver and value is not None:
                 defaults[name] = value
@@ -163,9 +166,8 @@ class Environments:
             env.update({f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in unset})
         if kind == "NV_GPU":
             env["NCCL_CUMEM_ENABLE"] = self._driver_env.get("NCCL_CUMEM_ENABLE", "0")
-            env["TORCH_NCCL_AVOID_RECORD_STREAMS"] = "1"
-            if placement.accelerators:
-                env["MUJOCO_EGL_DEVICE_ID"] = placement.accelerators[0]
+            first = next(iter(placement.accelerators), None)
+            env |= self._rules.of_nvidia(first, self._driver_env.get("MUJOCO_GL"))
         return env
 
     def _profiler(self, component: str, placement: Placement) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgelink.placement.problems import Findings, InvalidClusterError, Stage
+from edgelink.placement.rlinf_rules import RLINF_0_3
 from edgelink.placement.sections import ClusterSection, read_cluster
 
 RULE = "interpreter missing on node"
@@ -26,7 +27,10 @@ def wanted_of(section: ClusterSection) -> dict[int, list[tuple[str, str]]]:
 
 def wanted_interpreters(cluster: Mapping[str, Any]) -> dict[int, list[str]]:
     """By node rank, the paths of a section that was resolved."""
-    return {rank: [path for _, path in wanted] for rank, wanted in wanted_of(read_cluster(cluster, Findings())).items()}
+    return {
+        rank: [path for _, path in wanted]
+        for rank, wanted in wanted_of(read_cluster(cluster, Findings(), RLINF_0_3)).items()
+    }
 
 
 def refuse_missing(
@@ -42,7 +46,7 @@ def refuse_missing(
         InvalidClusterError: with each of them, by its key and node.
     """
     findings = Findings()
-    for rank, wanted in wanted_of(read_cluster(cluster, Findings())).items():
+    for rank, wanted in wanted_of(read_cluster(cluster, Findings(), RLINF_0_3)).items():
         for key, path in wanted:
             if why := missing.get(rank, {}).get(path):
                 findings.add(Stage.DISCOVER, key, path, RULE, f"on node {rank}, {names[rank]}: {why}", FIX)

@@ -14,6 +14,7 @@ from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
 from edgelink.placement.problems import Findings, InvalidClusterError, RuleBrokenError, Stage
 from edgelink.placement.profiling import Profiling
 from edgelink.placement.regrets import note_regrets
+from edgelink.placement.rlinf_rules import RLINF_0_3, RlinfRules
 from edgelink.placement.sections import ClusterSection, GroupSection, read_cluster
 
 
@@ -25,6 +26,7 @@ def plan(
     isolate: bool = True,
     num_nodes: int | None = None,
     packed: Mapping[str, Packed] | None = None,
+    rules: RlinfRules = RLINF_0_3,
 ) -> Plan:
     """Resolve ``cluster`` against ``nodes``.
 
@@ -35,6 +37,7 @@ def plan(
         driver: where the driver runs (default: on the first of ``nodes``), and what its shell changed.
         isolate: each process sees its own accelerators only, as ``launch(isolate_gpu=…)``.
         num_nodes: what the driver passes as ``Cluster(num_nodes=…)``, if it does.
+        rules: of the version of RLinf that is installed.
         packed: by component, where the program places in a way of its own (edgelink.frameworks.rlinf).
 
     Raises:
@@ -44,7 +47,7 @@ def plan(
     there = [node if isinstance(node, Node) else as_node(node) for node in nodes]
     home = as_driver(driver, len(there))
     findings = Findings()
-    section = read_cluster(cluster, findings)
+    section = read_cluster(cluster, findings, rules)
     parsed = findings.count == 0
     if section.num_nodes is not None and num_nodes is not None and num_nodes != section.num_nodes:
         rule, fix = "num_nodes argument differs from config", "make them the same"
@@ -76,7 +79,7 @@ def plan(
     if findings.count:
         raise InvalidClusterError(findings.problems, describe(ordered))
     note_regrets(section, groups, components, placements, findings)
-    environments = Environments(ordered, home_node, home, groups, section.profiling)
+    environments = Environments(ordered, home_node, home, groups, section.profiling, rules)
     return Plan(ordered, tuple(groups), placements, ranks, environments, tuple(findings.notices))
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from edgelink.placement.grammar import parse_node_ranks, span
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
 from edgelink.placement.profiling import Profiling, read_profiling
+from edgelink.placement.rlinf_rules import RlinfRules
 from edgelink.placement.robots import ROBOT_TYPES, Robot, read_robot
 
 RESERVED_LABELS = ("node", "cluster")
 _CLUSTER_FIELDS = ("num_nodes", "component_placement", "node_groups", "profiling")
-_LATER_FIELDS = ("net_emulation", "tracer")
+_LATER_FIELDS = ("net_emulation", "tracer")  # since RLinf 0.4
 # What RLinf's programs and workers read of it by themselves (0.3.0 and main).
 _READ_ELSEWHERE = ("use_pre_process_policy", "use_wait_before_last_iter_policy", "recreate_nccl_groups")
 _GROUP_FIELDS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
@@ -71,8 +72,8 @@ class ClusterSection:
     unread: frozenset[str] = frozenset()  # labels, perhaps, of entries of ``node_groups`` that cannot be read
 
 
-def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSection:
-    """``cluster``, whose problems go to ``findings``."""
+def read_cluster(cluster: Mapping[str, Any], findings: Findings, rules: RlinfRules) -> ClusterSection:
+    """Read ``cluster`` by the rules of the installed RLinf. Its problems go to ``findings``."""
     if not isinstance(cluster, Mapping):
         findings.add(
             Stage.PARSE, "cluster", cluster, "cluster not a mapping", "", "write num_nodes: and the rest below it"
@@ -90,13 +91,17 @@ def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSecti
     for name in ("node_groups", "profiling"):
         _refuse_missing(cluster.get(name), f"cluster.{name}", Stage.PARSE, findings)
     _refuse_missing(cluster.get("component_placement"), "cluster.component_placement", Stage.COMPONENT, findings)
+    emulation = cluster.get("net_emulation")
+    if "net_emulation" not in rules.unread_keys and isinstance(emulation, Mapping) and emulation.get("enabled"):
+        message = "RLinf slows its own traffic down, as if the links were worse than they are"
+        findings.notice("links_slowed_down", "cluster.net_emulation.enabled", message, "switch it off in a real run")
     for name in cluster:
         if name not in _CLUSTER_FIELDS and name not in misspelt:
-            _note_unknown_key(str(name), findings)
+            _note_unknown_key(str(name), findings, rules)
     profiling = read_profiling(cluster.get("profiling"), findings)
     raw_groups = cluster.get("node_groups")
     shaped = list(_shaped_groups(raw_groups, findings))
-    groups = [_read_group(key, raw, findings) for key, raw in shaped]
+    groups = [_read_group(key, raw, findings, rules) for key, raw in shaped]
     num_nodes = _read_num_nodes(cluster, findings, has_groups=bool(shaped))
     available = _available(cluster.get("num_nodes"))
     for group in groups:
@@ -135,9 +140,9 @@ def _refuse_missing(value: Any, key: str, stage: Stage, findings: Findings) -> N
         findings.add(stage, key, value, "mandatory value missing", "Hydra's mark for a value to come", "write it")
 
 
-def _note_unknown_key(name: str, findings: Findings) -> None:
+def _note_unknown_key(name: str, findings: Findings, rules: RlinfRules) -> None:
     """RLinf says nothing here, so that ``node_group:`` for ``node_groups:`` goes unnoticed."""
-    if name in _READ_ELSEWHERE:
+    if name in _READ_ELSEWHERE or (name in _LATER_FIELDS and name not in rules.unread_keys):
         return
     if name == "auto_scheduler":
         message = (
@@ -148,9 +153,9 @@ def _note_unknown_key(name: str, findings: Findings) -> None:
         return
     meant = get_close_matches(name, _CLUSTER_FIELDS, n=1, cutoff=0.7)
     fix = f"did you mean {meant[0]}?" if meant else f"RLinf knows {', '.join(_CLUSTER_FIELDS)}"
-    message = f"cluster.{name} is not a key that RLinf 0.3.0 knows; it is ignored"
+    message = f"cluster.{name} is not a key that RLinf {rules.version} knows; it is ignored"
     if name in _LATER_FIELDS:
-        message, fix = f"RLinf 0.3.0 ignores cluster.{name}; 0.4.0 reads it", "it changes no placement"
+        message, fix = f"RLinf {rules.version} ignores cluster.{name}; 0.4.0 reads it", "it changes no placement"
     findings.notice("unknown_key_ignored", f"cluster.{name}", message, fix)
 
 
@@ -192,13 +197,13 @@ def _has_fields(
     return findings.count == before
 
 
-def _read_group(key: str, raw: Mapping[str, Any], findings: Findings) -> GroupSection:
+def _read_group(key: str, raw: Mapping[str, Any], findings: Findings, rules: RlinfRules) -> GroupSection:
     before = findings.count
     group = GroupSection(key, raw, str(raw["label"]), ignore_hardware=bool(raw.get("ignore_hardware")))
     kind = raw.get("hardware_type")
     group.hardware_type = None if kind is None else str(kind)
     if raw.get("hardware") is not None:
-        _read_hardware(group, raw["hardware"], findings)
+        _read_hardware(group, raw["hardware"], findings, rules)
         if kind is not None:
             detail, fix = f"hardware_type is {kind!r}", "keep one of the two"
             findings.add(Stage.PARSE, key, group.label, "hardware and hardware_type both given", detail, fix)
@@ -213,7 +218,7 @@ def _read_group(key: str, raw: Mapping[str, Any], findings: Findings) -> GroupSe
     return group
 
 
-def _read_hardware(group: GroupSection, value: Any, findings: Findings) -> None:
+def _read_hardware(group: GroupSection, value: Any, findings: Findings, rules: RlinfRules) -> None:
     key = f"{group.key}.hardware"
     if not isinstance(value, Mapping):
         findings.add(Stage.PARSE, key, value, "hardware not a mapping", "", "write type: and configs: below it")
@@ -243,21 +248,22 @@ def _read_hardware(group: GroupSection, value: Any, findings: Findings) -> None:
             findings.add(Stage.PARSE, here, entry, "hardware entry not a mapping", "", fix)
         elif _has_fields(entry, here, "hardware", ("node_rank",), known, findings):
             entries.append((here, entry))
-    _check_unique(entries, findings)
+    _check_unique(entries, findings, rules)
     read = [read_robot(kind, entry, here, findings) for here, entry in entries]
     group.robots = [robot for robot in read if robot is not None]
 
 
-def _check_unique(entries: Sequence[tuple[str, Mapping[str, Any]]], findings: Findings) -> None:
-    """RLinf compares entries as YAML texts of its own objects: two that hold a list never look the same to it."""
+def _check_unique(entries: Sequence[tuple[str, Mapping[str, Any]]], findings: Findings, rules: RlinfRules) -> None:
+    """RLinf compares entries as YAML texts. Those of 0.3.0 are of its own objects, where no list is like another."""
     first: dict[str, str] = {}
     for key, entry in entries:
         text = repr(sorted((str(name), value) for name, value in entry.items()))
         other = first.setdefault(text, key)
         if other == key:
             continue
-        if any(isinstance(value, (list, tuple, Mapping)) for value in entry.values()):
-            message = f"{key} is the same as {other}: RLinf takes them for two robots"
+        holds_lists = any(isinstance(value, (list, tuple, Mapping)) for value in entry.values())
+        if holds_lists and not rules.compares_lists:
+            message = f"{key} is the same as {other}: RLinf {rules.version} takes them for two robots"
             findings.notice("robot_defined_twice", key, message, "remove one of them")
         else:
             fix = "remove one of them"

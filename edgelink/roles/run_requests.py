@@ -21,7 +21,7 @@ from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.errors import ConfigError, DeadlineError, UsageError
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
-from edgelink.placement import plan
+from edgelink.placement import plan, rlinf_rules
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness
@@ -84,7 +84,10 @@ class RunRequests:
                     f"Ray at {found.ip} ({found.hostname})" for found in self._runs.without_rank()
                 ]
                 nodes = self._placement_nodes(count)
-                granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
+                granted["placement"] = None
+                if body.get("cluster"):
+                    found = plan(body["cluster"], nodes, rules=rlinf_rules(**body.get("rlinf", {})))
+                    granted["placement"] = found.to_dict(env=False)
                 self._runs.lock.grant(self._runs.ranks(), granted["placement"])
                 log.info("runs.granted", holder=self._runs.lock.holder)
             self._runs.show_granted()
