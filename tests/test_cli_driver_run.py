@@ -391,7 +391,7 @@ def test_what_the_command_overrides_is_in_the_section(
     section = {"num_nodes": 1, "component_placement": {"agent": "0"}}
     python = tmp_path / "composer"
     answer = f"echo '{json.dumps({'section': section})}'" if composes else "exit 3"
-    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{answer}\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{answer}\n')
     python.chmod(0o755)
     cluster = tmp_path / "train.yaml"
     cluster.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0}}")
@@ -399,7 +399,8 @@ def test_what_the_command_overrides_is_in_the_section(
 
     read = read_cluster_file(cluster, argv, python)
 
-    assert (tmp_path / "asked").read_text().split()[1:] == [str(cluster), "cluster.num_nodes=1", "+cluster.x=2"]
+    (composed, *_) = (tmp_path / "asked").read_text().splitlines()
+    assert composed.split()[1:] == [str(cluster), "cluster.num_nodes=1", "+cluster.x=2"]
     assert read is not None
     assert read.section == (section if composes else {"num_nodes": 2, "component_placement": {"actor": 0}})
     assert ("cluster.num_nodes=1, +cluster.x=2" in capsys.readouterr().err) == (not composes)
