@@ -445,6 +445,22 @@ class WebConfig(_Section):
         return "off" if value is False else value  # what YAML makes of it
 
 
+class ExecConfig(_Section):
+    """``exec:`` programs that other nodes may run on this one (`edgelink exec NODE -- CMD`)."""
+
+    accept: str = Field(
+        "from head",
+        pattern=r"^(off|from( [a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?)+)$",
+        description="whose programs this node runs, as Ray's user: `from head`, `from head edge-1` or `off`",
+    )
+    allow_root: bool = Field(False, description="run them as root where Ray's user is root")
+
+    @field_validator("accept", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # what YAML makes of it
+
+
 class ProcessConfig(_Section):
     """``process:`` how EasyTier, Ray and the broker are started."""
 
@@ -489,6 +505,7 @@ class Config(_Section):
     robot: RobotConfig = RobotConfig()
     driver: DriverConfig = DriverConfig()
     web: WebConfig = WebConfig()
+    exec: ExecConfig = ExecConfig()
     process: ProcessConfig = ProcessConfig()
     metrics: MetricsConfig = MetricsConfig()
 

@@ -70,7 +70,10 @@ def node_config(
     }
     if not accelerators:
         ray["num_gpus"] = 0
-    return _merged({"version": 1, "relay": {"advertise": [str(RELAY_ADDRESS)]}, "ray": ray}, overrides or {})
+    return _merged(
+        {"version": 1, "relay": {"advertise": [str(RELAY_ADDRESS)]}, "ray": ray, "exec": {"allow_root": True}},
+        overrides or {},
+    )
 
 
 def _merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

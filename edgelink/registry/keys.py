@@ -53,6 +53,8 @@ class Kind(StrEnum):
     ACCESS = "access"
     KNOCK = "knock"
     KNOCK_ANSWER = "knock-answer"
+    EXEC_HELLO = "exec-hello"
+    EXEC_REQUEST = "exec-request"
 
 
 def node_id_of(verify_key_b64: str) -> str:

@@ -31,6 +31,7 @@ class Edge(Node):
     ) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
         self.ray = RayEdgeReconciler(self.ray_inputs())
+        self.exec_door = self.make_exec_door()
         self._verbs = EdgeRay(self, self.ray)
 
     def routes(self) -> Iterator[Route]:

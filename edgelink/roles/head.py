@@ -96,6 +96,7 @@ class Head(Node):
         self.run_requests = RunRequests(runs, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, ray, clock)
+        self.exec_door = self.make_exec_door()
         self._verbs = ClusterRay(self, runs, ray)
         self.page = Dashboard(self, runs, self.nodes, ray)
 

@@ -20,6 +20,8 @@ from edgelink.config import Config
 from edgelink.config.overlay_allow import ROLES, Allowed, parse_allowed
 from edgelink.errors import NotRecordedError
 from edgelink.files import Files
+from edgelink.launch.remote_request import PORT as EXEC_PORT
+from edgelink.launch.remote_request import askers
 from edgelink.overlay import echo_wire
 from edgelink.overlay.openings import Opening
 from edgelink.process import ports
@@ -130,6 +132,8 @@ def own_openings(
         if (entry.role is Role.HEAD or entry.is_relay) and entry.node_id != lease.node_id
     )
     found = [Opening("tcp", first, last, callers) for first, last in ssh if callers]
+    asking = askers(config.exec, directory, lease.node_id) if own.role is not Role.RELAY else frozenset()
+    found += [Opening("tcp", EXEC_PORT, EXEC_PORT, asking)] if asking else []
     rays, edgelinks = (
         _of_ray(config, own.role, seen.ephemeral),
         _of_edgelink(config, own.role, is_relay=own.is_relay or lease.is_relay),

@@ -30,6 +30,7 @@ from edgelink.roles.outside_view import knock_route
 from edgelink.roles.overlay_names import OverlayNames
 from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.this_machine import ThisMachine
+from edgelink.runs.exec_door import ExecDoor
 
 log = get_logger("node")
 
@@ -41,6 +42,7 @@ class Node(Member):
 
     ray: RayEdgeReconciler | RayHeadReconciler
     local_ray: LocalRay
+    exec_door: ExecDoor
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Node(Member):
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         """What runs for the daemon's life beside the overlay, the registry's session and Ray."""
         tasks.create_task(self._names.run(), name="overlay-names")
+        tasks.create_task(self.exec_door.run(), name="exec")
 
     def wake(self) -> None:
         """Have this node's Ray look at what is wanted of it."""
@@ -119,6 +122,19 @@ class Node(Member):
             files=self.files,
         )
 
+    def make_exec_door(self) -> ExecDoor:
+        """What lets programs of other nodes run here, beside this node's Ray."""
+        return ExecDoor(
+            config=self.config,
+            paths=self.paths,
+            key=self.key,
+            board=self.board,
+            clock=self.clock,
+            launcher=self.launcher,
+            local_ray=self.local_ray,
+            ray=self.ray,
+        )
+
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
         return self.ray.ride_through_s
@@ -126,6 +142,7 @@ class Node(Member):
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
         yield knock_route(self, lambda: self.local_ray.closed_ranges)
+        yield from self.exec_door.routes()
 
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
@@ -167,6 +184,7 @@ class Node(Member):
 
     async def _stop_children(self) -> None:
         self.put_is_stopping(True)
+        self.exec_door.end_programs()
         await end_all(self._leave_cluster, self.parts.stop)
 
     async def _leave_cluster(self) -> None:

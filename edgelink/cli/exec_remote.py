@@ -1,0 +1,124 @@
+"""Run a command on other nodes: its output comes here, and what is typed and signalled here goes there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from edgelink.cli.layout import say
+from edgelink.config.paths import Paths
+from edgelink.errors import EdgelinkError, UsageError
+from edgelink.launch.remote_channel import ERRORS, MAX_DATA_BYTES
+from edgelink.launch.remote_program import Program, RemoteProgram, remote_program
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LONGEST_LINE = 64 * 1024  # is cut into several
+
+
+def run_on(nodes: Sequence[str], argv: Sequence[str], *, cwd: str | None, has_input: bool) -> int:
+    """Run ``argv`` on each of ``nodes`` at once, and return the first exit status in their order that is not 0.
+
+    Raises:
+        EdgelinkError: one node alone was asked, and the program does not run there.
+    """
+    several = len(set(nodes)) > 1
+    if several and has_input:
+        raise UsageError("-i goes with one NODE", hint="name one node, or leave -i out")
+    program = Program(argv, {}, cwd=cwd, has_input=has_input)
+    return asyncio.run(_Session(tuple(dict.fromkeys(nodes)), program).run())
+
+
+class _Session:
+    """One command on some nodes."""
+
+    def __init__(self, nodes: tuple[str, ...], program: Program) -> None:
+        self._nodes = nodes
+        self._program = program
+        self._running: dict[str, RemoteProgram] = {}
+        self._signalled = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        tasks = {node: loop.create_task(self._on(node)) for node in self._nodes}
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._pass_on, number, tasks)
+        found = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        if len(found) == 1 and isinstance(found[0], BaseException):
+            if isinstance(found[0], asyncio.CancelledError):
+                return 128 + self._signalled
+            raise found[0]
+        statuses = [self._status(node, each) for node, each in zip(self._nodes, found, strict=True)]
+        return next((status for status in statuses if status), 0)
+
+    def _status(self, node: str, found: int | BaseException) -> int:
+        if isinstance(found, EdgelinkError):
+            message = found.message if found.message.startswith(node) else f"{node}: {found.message}"
+            say(f"{message}; {found.hint}" if found.hint else message)
+            return int(found.exit_code)
+        if isinstance(found, asyncio.CancelledError):
+            return 128 + self._signalled
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _pass_on(self, number: int, tasks: dict[str, asyncio.Task[int]]) -> None:
+        """Give the signal to the programs. Whoever does not run yet, or got it twice before, is given up."""
+        self._signalled, times = number, getattr(self, "_times", 0) + 1
+        self._times = times
+        for node, task in tasks.items():
+            if times > 2 or node not in self._running:
+                task.cancel()
+            else:
+                self._running[node].send_signal(number)
+
+    async def _on(self, node: str) -> int:
+        async with remote_program(Paths.from_environment().node_socket, node, self._program) as running:
+            self._running[node] = running
+            typing = asyncio.create_task(_give_input(running)) if self._program.has_input else None
+            try:
+                prefix = f"{node} | ".encode() if len(self._nodes) > 1 else b""
+                await _show(running, prefix)
+            finally:
+                if typing is not None:
+                    typing.cancel()
+        assert running.status is not None
+        return running.status if running.status >= 0 else 128 - running.status
+
+
+async def _show(running: RemoteProgram, prefix: bytes) -> None:
+    """Print what the program says: as it comes, or in whole lines with a prefix."""
+    rest = {False: b"", True: b""}
+    try:
+        async for kind, data in running.output():
+            is_error = kind == ERRORS
+            text = rest[is_error] + data
+            if prefix:
+                *lines, rest[is_error] = text.split(b"\n")
+                if len(rest[is_error]) > _LONGEST_LINE:
+                    lines, rest[is_error] = [*lines, rest[is_error]], b""
+                text = b"".join(prefix + line + b"\n" for line in lines)
+            await _write(text, is_error=is_error)
+    finally:
+        for is_error, text in rest.items():
+            if text:
+                await _write(prefix + text + b"\n", is_error=is_error)
+
+
+async def _write(text: bytes, *, is_error: bool) -> None:
+    """In a thread: whoever reads slowly makes the program wait, and no signal."""
+    stream = sys.stderr.buffer if is_error else sys.stdout.buffer
+
+    def write() -> None:
+        stream.write(text)
+        stream.flush()
+
+    await asyncio.to_thread(write)
+
+
+async def _give_input(running: RemoteProgram) -> None:
+    while data := await asyncio.to_thread(os.read, sys.stdin.fileno(), MAX_DATA_BYTES):
+        await running.send_input(data)
+    await running.send_input(b"")

@@ -1,0 +1,197 @@
+"""A program on another node, seen from the node that asked for it. See ADR 0044::
+
+    async with remote_program(socket_path, "edge-1", ["hostname"]) as program:
+        async for kind, data in program.output():     # OUTPUT or ERRORS, and bytes
+            ...
+        status = program.status                       # negative: the signal that ended it
+
+Leaving the block ends the program. The connection is this process's own; the daemon only signs the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nacl.public import PrivateKey
+
+from edgelink.api.client import call
+from edgelink.errors import EdgelinkError, UntrustedError
+from edgelink.launch import remote_channel as channel
+from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
+from edgelink.launch.remote_request import HELLO_WITHIN_S, PORT
+from edgelink.launch.remote_runner import keep_alive
+from edgelink.timeouts import timeout
+
+
+class RemoteProgramError(EdgelinkError):
+    """The program does not run on the other node, or is not heard of any more."""
+
+    reason = "NotRun"
+
+
+class ConnectionLostError(RemoteProgramError):
+    """The connection to the other node broke; the program there is ended, at the latest after ``ride_through``."""
+
+    reason = "ConnectionLost"
+    retryable = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run. ``env`` comes on top of what the node gives to its own commands. ``cwd``: default its home."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    has_input: bool = False
+
+
+class RemoteProgram:
+    """A program that runs on ``node``. ``status`` is None until it has ended."""
+
+    def __init__(
+        self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal, frames: Frames
+    ) -> None:
+        self.node = node
+        self.status: int | None = None
+        self.pid: int | None = None
+        self.user: str = ""
+        self._reader = reader
+        self._writer = writer
+        self._seal = seal
+        self._frames = frames
+
+    async def output(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Yield OUTPUT or ERRORS with what the program wrote, until it has ended.
+
+        Raises:
+            RemoteProgramError: it could not be started, or the connection broke.
+        """
+        async for kind, data in self._told():
+            if kind in (channel.OUTPUT, channel.ERRORS):
+                yield kind, data
+            elif kind == channel.ENDED:
+                self.status = int(json.loads(data)["status"])
+                return
+            elif kind == channel.FAILED:
+                told = json.loads(data)
+                raise RemoteProgramError(
+                    f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason")
+                )
+        raise ConnectionLostError(
+            f"{self.node}: the connection broke before the program ended",
+            hint=f"the program there is ended; `edgelink ping {self.node}` shows whether the node answers",
+        )
+
+    async def started(self) -> None:
+        """Wait until the program runs. Raises RemoteProgramError as :meth:`output` does."""
+        if self.pid is None:
+            kind, data = await anext(self._told(), (b"", b""))
+            if kind != channel.STARTED:
+                told = json.loads(data) if kind == channel.FAILED else {"error": "it has closed the connection"}
+                raise RemoteProgramError(
+                    f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason")
+                )
+            content = json.loads(data)
+            self.pid, self.user = int(content["pid"]), str(content["user"])
+
+    async def send_input(self, data: bytes) -> None:
+        """Give ``data`` to the program's standard input; empty: it ends."""
+        if not data:
+            self._writer.write(self._seal.seal(channel.INPUT_END))
+        for begin in range(0, len(data), channel.MAX_DATA_BYTES):
+            self._writer.write(self._seal.seal(channel.INPUT, data[begin : begin + channel.MAX_DATA_BYTES]))
+        with suppress(OSError):
+            await self._writer.drain()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program and to what it has started."""
+        self._writer.write(self._seal.seal(channel.SIGNAL, str(int(number)).encode()))
+
+    async def _told(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        pending = self._frames.feed(b"")
+        while True:
+            for frame in pending:
+                yield self._seal.open(frame)
+            try:
+                data = await self._reader.read(channel.MAX_DATA_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            pending = self._frames.feed(data)
+
+
+@asynccontextmanager
+async def remote_program(socket_path: Path, node: str, program: Program) -> AsyncIterator[RemoteProgram]:
+    """Run a program on ``node`` until the block ends.
+
+    Args:
+        socket_path: of this machine's daemon.
+        node: its name.
+
+    Raises:
+        EdgelinkError: the node does not answer, refuses, or cannot start the program; or this user may not ask.
+    """
+    found: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/look", {"node": node})
+    own = PrivateKey.generate()
+    reader, writer, hello, frames = await _connect(node, found["overlay_ip"])
+    try:
+        keep_alive(writer.get_extra_info("socket"), int(found["ride_through_s"]))
+        order = {
+            "node": node,
+            "hello": hello.decode(),
+            "asker_key": b64encode(bytes(own.public_key)).decode(),
+            "argv": list(program.argv),
+            "env": dict(program.env),
+            "cwd": program.cwd,
+            "has_input": program.has_input,
+        }
+        signed: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/sign", order)
+        seal = Seal(agreed_key(own, b64decode(signed["node_key"])), is_asker=True)
+        writer.write(framed(bytes(own.public_key)) + seal.seal(channel.REQUEST, signed["request"].encode()))
+        running = RemoteProgram(node, reader, writer, seal, frames)
+        await running.started()
+        yield running
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _connect(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes, Frames]:
+    """Return the connection, the node's hello, and what cuts the rest into frames."""
+    try:
+        async with timeout(HELLO_WITHIN_S):
+            reader, writer = await asyncio.open_connection(overlay_ip, PORT)
+    except (OSError, TimeoutError) as error:
+        if isinstance(error, ConnectionRefusedError):
+            raise RemoteProgramError(
+                f"{node} takes no programs from this node",
+                hint=f"`exec.accept` in the configuration of {node} says from whom: from the head, if it says nothing",
+                reason="ExecRefused",
+            ) from error
+        raise RemoteProgramError(
+            f"{node} does not answer at {overlay_ip}:{PORT}", hint=f"`edgelink ping {node}`", reason="NodeSilent"
+        ) from error
+    frames = Frames()
+    try:
+        async with timeout(HELLO_WITHIN_S):
+            while data := await reader.read(channel.MAX_DATA_BYTES):
+                for hello in frames.feed(data):
+                    return reader, writer, hello, frames
+    except (OSError, TimeoutError, UntrustedError):
+        pass
+    writer.close()
+    raise RemoteProgramError(
+        f"{node} closed the connection at once",
+        hint=f"`exec.accept` in the configuration of {node} says from whom it takes programs; its log says more",
+        reason="ExecRefused",
+    )

@@ -1,0 +1,82 @@
+"""What is signed before a program runs on another node (ADR 0044). All of it goes over the overlay, on one connection::
+
+    node    hello: its key for this connection and a challenge, signed by the node        ──▶
+                    ◀── the asker's key for this connection; from here on all is sealed        asker
+                    ◀── request: program, node, both keys, the challenge, signed by the asker's node
+    node    the program's output, and at last its exit status                             ──▶
+
+A request names its node and the challenge that this node made for this connection, so it is good here, now and once.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+from pydantic import Field
+
+from edgelink.config.models import ExecConfig
+from edgelink.errors import UntrustedError
+from edgelink.registry.keys import Kind, open_envelope
+from edgelink.registry.payloads import Base64, CutText, Directory, DirectoryEntry, Envelope, NodeId, Payload, Role
+
+PORT = 9750
+HELLO_WITHIN_S = 5.0
+REQUEST_WITHIN_S = 30.0
+_CHALLENGE = r"^[0-9a-f]{64}$"
+
+
+class ExecHello(Payload):
+    """Signed by the node that would run a program."""
+
+    network_id: str
+    node_id: NodeId
+    challenge: str = Field(pattern=_CHALLENGE)
+    key: Base64
+
+
+class ExecRequest(Payload):
+    """Signed by the node on which somebody asks."""
+
+    network_id: str
+    node_id: NodeId = Field(description="the node that is to run it")
+    challenge: str = Field(pattern=_CHALLENGE)
+    node_key: Base64
+    asker_key: Base64
+    argv: tuple[str, ...] = Field(min_length=1)
+    env: dict[str, str] = Field({})
+    cwd: str | None = None
+    has_input: bool = False
+    asked_by: CutText = Field("", description="the user on the asking node")
+
+
+def accepts(config: ExecConfig, asker: DirectoryEntry) -> bool:
+    """Return whether this node runs programs for ``asker``; pure."""
+    who = config.accept.removeprefix("from ").split() if config.accept != "off" else []
+    return asker.hostname in who or ("head" in who and asker.role is Role.HEAD)
+
+
+def askers(config: ExecConfig, directory: Directory | None, node_id: str) -> frozenset[IPv4Address]:
+    """Return the overlay addresses of the nodes that may ask this one; pure."""
+    known = directory.entries if directory else ()
+    return frozenset(each.overlay_ip for each in known if each.node_id != node_id and accepts(config, each))
+
+
+def open_hello(envelope: Envelope, node: DirectoryEntry, network_id: str) -> ExecHello:
+    """Return the hello of ``node``. Raises UntrustedError if another node, or one of another network, says it."""
+    hello = open_envelope(envelope, Kind.EXEC_HELLO, ExecHello, node.verify_key)
+    if (hello.node_id, hello.network_id) != (node.node_id, network_id):
+        raise UntrustedError(f"what answers at {node.overlay_ip} is not {node.hostname}")
+    return hello
+
+
+def open_request(envelope: Envelope, asker: DirectoryEntry, hello: ExecHello, asker_key: str) -> ExecRequest:
+    """Return the request of ``asker`` that answers ``hello``.
+
+    Raises:
+        UntrustedError: another key has signed it, or it is for another node, connection or network.
+    """
+    request = open_envelope(envelope, Kind.EXEC_REQUEST, ExecRequest, asker.verify_key)
+    wanted = (hello.network_id, hello.node_id, hello.challenge, hello.key, asker_key)
+    if (request.network_id, request.node_id, request.challenge, request.node_key, request.asker_key) != wanted:
+        raise UntrustedError(f"a request of {asker.hostname} that was made for another node or connection")
+    return request

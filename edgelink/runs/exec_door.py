@@ -1,0 +1,371 @@
+"""Lets other nodes run programs here, and signs the requests of this node's users. See ADR 0044.
+
+Who may ask is this node's own configuration (``exec.accept``). The program runs as Ray's user, in a process that the
+daemon hands the connection to, so that a restart of the daemon ends no program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address
+from typing import Any
+
+from nacl.public import PrivateKey
+from pydantic import ValidationError
+
+from edgelink.api.server import Caller, Route, route, user_name
+from edgelink.api.sites import Place, listening_socket
+from edgelink.clock import Clock
+from edgelink.config import Config, Paths
+from edgelink.duration import brief
+from edgelink.errors import ConfigError, EdgelinkError, RayClusterError, UntrustedError, UsageError
+from edgelink.facts.board import Board
+from edgelink.files import private_directory
+from edgelink.launch import remote_channel as channel
+from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
+from edgelink.launch.remote_request import (
+    PORT,
+    REQUEST_WITHIN_S,
+    ExecHello,
+    ExecRequest,
+    accepts,
+    open_hello,
+    open_request,
+)
+from edgelink.log import get_logger
+from edgelink.outage import Outage
+from edgelink.process.identity import marked_pids_of
+from edgelink.process.launcher import Launcher, ProcessSpec
+from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser, named_asker
+from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.payloads import DirectoryEntry, Envelope, Role
+from edgelink.roles.ray_commands import require_ray_user
+from edgelink.timeouts import timeout
+
+_LOOK_S = 5.0
+_MOST_AT_ONCE = 64  # connections that are not a program yet
+_TAKEN_WITHIN_S = 15.0  # until the process that is to run the program has the connection
+_SILENT_S = 3.0
+_MARK = "EDGELINK_EXEC"
+_log = get_logger("exec")
+
+
+class NodePausedError(EdgelinkError):
+    """The node that was asked for does not answer at this moment."""
+
+    reason = "NodePaused"
+    retryable = True
+
+
+class ExecDoor:
+    """One node's part: it signs what its users ask of other nodes, and runs what other nodes ask of it."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        paths: Paths,
+        key: NodeKey,
+        board: Board[Any],
+        clock: Clock,
+        launcher: Launcher,
+        local_ray: LocalRay,
+        ray: RayEdgeReconciler | RayHeadReconciler,
+    ) -> None:
+        self._config = config
+        self._paths = paths
+        self._key = key
+        self._board = board
+        self._clock = clock
+        self._launcher = launcher
+        self._local_ray = local_ray
+        self._ray = ray
+        self._outage = Outage(clock)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> Iterator[Route]:
+        """The local API: for root and Ray's user of this machine."""
+        yield route("POST", "/exec/look", self._look)
+        yield route("POST", "/exec/sign", self._sign)
+
+    async def run(self) -> None:
+        """Take connections while the overlay is up; ends by cancellation only."""
+        listener: socket.socket | None = None
+        place: Place | None = None
+        try:
+            while True:
+                wanted = self._place()
+                if wanted != place:
+                    if listener is not None:
+                        listener.close()
+                    listener, place = self._listen(wanted)
+                if listener is None:
+                    await self._clock.sleep(_LOOK_S)
+                    continue
+                with suppress(TimeoutError, OSError):
+                    async with timeout(_LOOK_S):
+                        connection, (address, _) = await asyncio.get_running_loop().sock_accept(listener)
+                        self._take(connection, IPv4Address(address))
+        finally:
+            if listener is not None:
+                listener.close()
+            for task in self._tasks:
+                task.cancel()
+
+    def end_programs(self) -> None:
+        """Have the programs that other nodes run here end."""
+        for pid in marked_pids_of(self._mark, self._paths.state, {os.geteuid()}):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    @property
+    def _mark(self) -> str:
+        return f"{_MARK}={self._paths.state}"
+
+    def _place(self) -> Place | None:
+        facts = self._board.facts
+        is_wanted = self._config.exec.accept != "off" and self._config.overlay.kind == "easytier"
+        if not is_wanted or not facts.overlay_is_up or facts.running is None:
+            return None
+        device = self._config.overlay.device
+        try:
+            return Place(facts.running.lease.overlay_ip, device, socket.if_nametoindex(device))
+        except OSError:
+            return None
+
+    def _listen(self, place: Place | None) -> tuple[socket.socket | None, Place | None]:
+        if place is None:
+            return None, None
+        try:
+            listener = listening_socket(place, PORT)
+        except OSError as error:
+            if self._outage.is_news(str(error.errno)):
+                _log.warning("exec.not_listening", address=f"{place.address}:{PORT}", error=str(error))
+            return None, None
+        self._outage.over()
+        return listener, place
+
+    def _take(self, connection: socket.socket, address: IPv4Address) -> None:
+        asker = self._asker(address)
+        if asker is None or len(self._tasks) >= _MOST_AT_ONCE:
+            connection.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(connection, asker))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _asker(self, address: IPv4Address) -> DirectoryEntry | None:
+        directory = self._board.facts.directory
+        entries = directory.entries if directory else ()
+        entry = next((each for each in entries if each.overlay_ip == address), None)
+        return entry if entry is not None and accepts(self._config.exec, entry) else None
+
+    async def _serve(self, connection: socket.socket, asker: DirectoryEntry) -> None:
+        """Say hello, take the request, and hand the connection over."""
+        loop, seal = asyncio.get_running_loop(), None
+        connection.setblocking(False)
+        with connection:
+            try:
+                async with timeout(REQUEST_WITHIN_S):
+                    own = PrivateKey.generate()
+                    hello = ExecHello(
+                        network_id=self._network_id,
+                        node_id=self._key.node_id,
+                        challenge=secrets.token_hex(32),
+                        key=b64encode(bytes(own.public_key)).decode(),
+                    )
+                    signed = self._key.sign(Kind.EXEC_HELLO, hello)
+                    await loop.sock_sendall(connection, framed(signed.model_dump_json().encode()))
+                    frames = Frames()
+                    asker_key = await _next_frame(connection, frames)
+                    sealed = Seal(agreed_key(own, asker_key), is_asker=False)
+                    kind, text = sealed.open(await _next_frame(connection, frames))
+                if kind != channel.REQUEST:
+                    raise UntrustedError("a request was expected")
+                request = open_request(Envelope.model_validate_json(text), asker, hello, b64encode(asker_key).decode())
+                seal = sealed
+                await self._run(connection, request, asker, seal, frames.rest)
+            except (UntrustedError, ValidationError, ValueError) as error:
+                _log.warning("exec.refused", asked_by=asker.hostname, why=str(error).splitlines()[0])
+            except (OSError, TimeoutError):
+                return
+            except EdgelinkError as error:
+                _log.warning("exec.refused", asked_by=asker.hostname, why=error.message)
+                if seal is not None:
+                    told = {"error": error.message, "hint": error.hint, "reason": error.condition_reason}
+                    with suppress(OSError, TimeoutError):
+                        async with timeout(REQUEST_WITHIN_S):
+                            await loop.sock_sendall(connection, seal.seal(channel.FAILED, json.dumps(told).encode()))
+
+    async def _run(
+        self, connection: socket.socket, request: ExecRequest, asker: DirectoryEntry, seal: Seal, rest: bytes
+    ) -> None:
+        """Start the process that runs the program, and give it the connection. Raises EdgelinkError."""
+        user = await self._user()
+        if rest:
+            raise UntrustedError("input came before the program runs")
+        order = {
+            "key": seal.key.hex(),
+            "sent": seal.sent,
+            "opened": seal.opened,
+            "argv": list(request.argv),
+            "env": {**self._environment(user), **request.env},
+            "cwd": request.cwd or (str(user.home) if user.home.is_dir() else "/"),
+            "has_input": request.has_input,
+            "uid": user.uid,
+            "gid": user.gid,
+            "groups": list(user.groups),
+            "user": user.name,
+            "ride_through_s": self._ray.ride_through_s,
+        }
+        _log.info(
+            "exec.started",
+            asked_by=f"{request.asked_by or 'somebody'} on {asker.hostname}",
+            user=user.name,
+            program=request.argv[0],
+            arguments=len(request.argv) - 1,
+        )
+        name = f"exec-{secrets.token_hex(4)}"
+        private_directory(self._paths.processes)
+        private_directory(self._paths.logs)
+        meeting = self._paths.processes / f"{name}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(str(meeting))
+            try:
+                door.listen(1)
+                door.setblocking(False)
+                await self._launcher.launch(
+                    ProcessSpec(
+                        name=name,
+                        argv=(sys.executable, "-I", "-m", "edgelink.launch.remote_runner", str(meeting)),
+                        env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", _MARK: str(self._paths.state)},
+                        cwd=self._paths.processes,
+                        log_path=self._paths.logs / "exec.log",
+                        config_hash="",
+                    )
+                )
+                async with timeout(_TAKEN_WITHIN_S):
+                    runner, _ = await asyncio.get_running_loop().sock_accept(door)
+                with runner:
+                    runner.setblocking(True)
+                    text = json.dumps(order).encode()
+                    await asyncio.to_thread(_hand_over, runner, text, connection)
+            finally:
+                meeting.unlink(missing_ok=True)
+
+    async def _user(self) -> RayUser:
+        """Return as whom programs run here.
+
+        Raises:
+            ConfigError, MissingDependencyError: nobody is named, or only root is left.
+        """
+        user = named_asker(self._config.ray) or (await self._local_ray.prepare()).user
+        if user.uid == 0 and not self._config.exec.allow_root:
+            raise ConfigError(
+                "programs of other nodes would run as root here",
+                hint="set ray.user on that node to the user whose training this is, or exec.allow_root: true there",
+                reason="ExecAsRoot",
+            )
+        return user
+
+    def _environment(self, user: RayUser) -> dict[str, str]:
+        """Return what a program finds: the account's, and where Ray is joined what `edgelink env` prints."""
+        own = {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8", "PATH": SYSTEM_PATH}
+        with suppress(RayClusterError):
+            own |= self._ray.command_environment()
+        return own
+
+    @property
+    def _network_id(self) -> str:
+        running = self._board.facts.running
+        if running is None:
+            raise UsageError("this node has not joined a network yet", hint="`edgelink status`")
+        return running.network_id
+
+    async def _look(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /exec/look``: where a node is reached.
+
+        Raises:
+            UsageError: there is no such node, it is this one, or this user may not ask.
+            NodePausedError: it does not answer at this moment.
+        """
+        await require_ray_user(caller, self._ray)
+        entry = self._entry(str(body["node"]))
+        facts, now_s = self._board.facts, self._clock.monotonic_s()
+        if entry.node_id in facts.stopped:
+            raise NodePausedError(f"{entry.hostname} was switched off", hint="start it, and try again")
+        pause = facts.paused.get(entry.node_id)
+        since_s = pause.since_s if pause is not None else facts.silent.get(entry.hostname)
+        if since_s is not None and (pause is not None or now_s - since_s >= _SILENT_S):
+            raise NodePausedError(
+                f"{entry.hostname} is paused: no answer over the overlay for {brief(now_s - since_s)}",
+                hint="try again when its link is back; `edgelink nodes` shows it",
+            )
+        return {"overlay_ip": str(entry.overlay_ip), "ride_through_s": self._ray.ride_through_s}
+
+    async def _sign(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /exec/sign``: the request that a node's hello asks for, signed.
+
+        Raises:
+            UsageError: this user may not ask.
+            UntrustedError: another node said hello.
+        """
+        await require_ray_user(caller, self._ray)
+        entry = self._entry(str(body["node"]))
+        try:
+            hello = open_hello(Envelope.model_validate_json(body["hello"]), entry, self._network_id)
+            request = ExecRequest(
+                network_id=self._network_id,
+                node_id=entry.node_id,
+                challenge=hello.challenge,
+                node_key=hello.key,
+                asker_key=body["asker_key"],
+                argv=tuple(body["argv"]),
+                env=body["env"],
+                cwd=body["cwd"],
+                has_input=body["has_input"],
+                asked_by=user_name(caller.uid),
+            )
+        except ValidationError as error:
+            raise UsageError(
+                f"{entry.hostname} and this node do not understand each other: {error.error_count()} unusable fields",
+                hint="compare `edgelink version` on both",
+            ) from error
+        return {"request": self._key.sign(Kind.EXEC_REQUEST, request).model_dump_json(), "node_key": hello.key}
+
+    def _entry(self, node: str) -> DirectoryEntry:
+        directory = self._board.facts.directory
+        known = [each for each in (directory.entries if directory else ()) if each.node_id != self._key.node_id]
+        found = next((each for each in known if node in (each.hostname, str(each.overlay_ip))), None)
+        if found is None or found.role is Role.RELAY:
+            names = ", ".join(sorted(each.hostname for each in known if each.role is not Role.RELAY)) or "none"
+            raise UsageError(f"there is no other node {node!r} that runs programs", hint=f"other nodes are: {names}")
+        return found
+
+
+def _hand_over(runner: socket.socket, text: bytes, connection: socket.socket) -> None:
+    runner.settimeout(_TAKEN_WITHIN_S)
+    sent = socket.send_fds(runner, [text], [connection.fileno()])
+    runner.sendall(text[sent:])
+
+
+async def _next_frame(connection: socket.socket, frames: Frames) -> bytes:
+    """Return the next frame. Raises OSError when the connection ends, UntrustedError for nonsense."""
+    data = b""
+    while True:
+        for frame in frames.feed(data):
+            return frame
+        data = await asyncio.get_running_loop().sock_recv(connection, channel.MAX_DATA_BYTES)
+        if not data:
+            raise ConnectionError("closed")
