@@ -38,7 +38,8 @@ class _Session:
         self._nodes = nodes
         self._program = program
         self._running: dict[str, RemoteProgram] = {}
-        self._signalled = 0
+        self._signalled = 0  # the last signal that came here
+        self._times = 0
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -66,10 +67,10 @@ class _Session:
 
     def _pass_on(self, number: int, tasks: dict[str, asyncio.Task[int]]) -> None:
         """Give the signal to the programs. Whoever does not run yet, or got it twice before, is given up."""
-        self._signalled, times = number, getattr(self, "_times", 0) + 1
-        self._times = times
+        self._signalled = number
+        self._times += 1
         for node, task in tasks.items():
-            if times > 2 or node not in self._running:
+            if self._times > 2 or node not in self._running:
                 task.cancel()
             else:
                 self._running[node].send_signal(number)
@@ -77,10 +78,10 @@ class _Session:
     async def _on(self, node: str) -> int:
         async with remote_program(Paths.from_environment().node_socket, node, self._program) as running:
             self._running[node] = running
-            typing = asyncio.create_task(_give_input(running)) if self._program.has_input else None
+            loop = asyncio.get_running_loop()
+            typing = loop.create_task(_give_input(running)) if self._program.has_input else None
             try:
-                prefix = f"{node} | ".encode() if len(self._nodes) > 1 else b""
-                await _show(running, prefix)
+                await _show(running, f"{node} | ".encode() if len(self._nodes) > 1 else b"")
             finally:
                 if typing is not None:
                     typing.cancel()

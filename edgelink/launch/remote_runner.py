@@ -43,6 +43,7 @@ class Runner:
         self._waiting = bytearray()  # for the other end
         self._input = bytearray()  # for the program
         self._input_ends = False
+        self._stdin: int | None = None  # of the program, as long as it is open
         self._selector = selectors.DefaultSelector()
         self._is_connected = True
         self._ended_s: float | None = None  # when the program did
@@ -93,9 +94,11 @@ class Runner:
         signal.set_wakeup_fd(told[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         if program.stdin is not None:
-            os.set_blocking(program.stdin.fileno(), False)
+            self._stdin = os.dup(program.stdin.fileno())
+            program.stdin.close()
+            os.set_blocking(self._stdin, False)
         while pipes or self._ended_s is None:
-            self._watch(program, pipes, ended if self._ended_s is None else None, told[0])
+            self._watch(pipes, ended if self._ended_s is None else None, told[0])
             for key, events in self._selector.select(self._patience_s()):
                 if key.fd == ended:
                     self._ended_s = self._clock.monotonic_s()
@@ -105,8 +108,8 @@ class Runner:
                     self._end(program.pid)
                 elif key.fd in pipes:
                     self._read_pipe(key.fd, pipes)
-                elif program.stdin is not None and key.fd == program.stdin.fileno():
-                    self._write_input(program)
+                elif key.fd == self._stdin:
+                    self._write_input()
                 else:
                     if events & selectors.EVENT_WRITE:
                         self._send()
@@ -115,7 +118,7 @@ class Runner:
             self._look_at_times(program.pid, pipes)
         self._tell(channel.ENDED, {"status": program.wait()})
 
-    def _watch(self, program: subprocess.Popen[bytes], pipes: dict[int, bytes], ended: int | None, told: int) -> None:
+    def _watch(self, pipes: dict[int, bytes], ended: int | None, told: int) -> None:
         """Watch what there is something to do with at this moment."""
         wanted = {told: selectors.EVENT_READ}
         if ended is not None:
@@ -126,8 +129,8 @@ class Runner:
             events = selectors.EVENT_WRITE if self._waiting else 0
             events |= selectors.EVENT_READ if len(self._input) < _MOST_WAITING_BYTES else 0
             wanted |= {self._connection.fileno(): events} if events else {}
-        if program.stdin is not None and not program.stdin.closed and (self._input or self._input_ends):
-            wanted[program.stdin.fileno()] = selectors.EVENT_WRITE
+        if self._stdin is not None and (self._input or self._input_ends):
+            wanted[self._stdin] = selectors.EVENT_WRITE
         present = {key.fd: key.events for key in self._selector.get_map().values()}
         for fd in present.keys() - wanted.keys():
             self._selector.unregister(fd)
@@ -156,19 +159,20 @@ class Runner:
         else:
             del pipes[fd]
 
-    def _write_input(self, program: subprocess.Popen[bytes]) -> None:
-        assert program.stdin is not None
+    def _write_input(self) -> None:
+        assert self._stdin is not None
         try:
             if self._input:
-                del self._input[: os.write(program.stdin.fileno(), self._input[: channel.MAX_DATA_BYTES])]
+                del self._input[: os.write(self._stdin, self._input[: channel.MAX_DATA_BYTES])]
         except BlockingIOError:
             return
         except OSError:  # it reads no more
             self._input.clear()
             self._input_ends = True
         if self._input_ends and not self._input:
-            self._selector.unregister(program.stdin.fileno())
-            program.stdin.close()
+            self._selector.unregister(self._stdin)
+            os.close(self._stdin)
+            self._stdin = None
 
     def _receive(self, program: subprocess.Popen[bytes]) -> None:
         try:

@@ -291,7 +291,8 @@ class ExecDoor:
         running = self._board.facts.running
         if running is None:
             raise UsageError("this node has not joined a network yet", hint="`edgelink status`")
-        return running.network_id
+        network_id: str = running.network_id
+        return network_id
 
     async def _look(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /exec/look``: where a node is reached.
@@ -346,7 +347,9 @@ class ExecDoor:
 
     def _entry(self, node: str) -> DirectoryEntry:
         directory = self._board.facts.directory
-        known = [each for each in (directory.entries if directory else ()) if each.node_id != self._key.node_id]
+        known: list[DirectoryEntry] = [
+            each for each in (directory.entries if directory else ()) if each.node_id != self._key.node_id
+        ]
         found = next((each for each in known if node in (each.hostname, str(each.overlay_ip))), None)
         if found is None or found.role is Role.RELAY:
             names = ", ".join(sorted(each.hostname for each in known if each.role is not Role.RELAY)) or "none"
