@@ -43,7 +43,8 @@ GROUPS = {
         "wait": "wait until this node or the cluster is ready",
         "robot": "stop, resume and replay this machine's robots",
         "env": "print the variables with which Ray's own tools work here",
-        "exec": "run a command with these variables",
+        "exec": "run a command with these variables, here or on other nodes",
+        "ssh": "log in on another node over the overlay",
     },
     "Look": {
         "status": "show this node's state",

@@ -142,7 +142,7 @@ async def remote_program(socket_path: Path, node: str, program: Program) -> Asyn
     """
     found: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/look", {"node": node})
     own = PrivateKey.generate()
-    reader, writer, hello, frames = await _connect(node, found["overlay_ip"])
+    reader, writer, hello, frames = await hello_of(node, found["overlay_ip"])
     try:
         keep_alive(writer.get_extra_info("socket"), int(found["ride_through_s"]))
         order = {
@@ -166,7 +166,7 @@ async def remote_program(socket_path: Path, node: str, program: Program) -> Asyn
             await writer.wait_closed()
 
 
-async def _connect(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes, Frames]:
+async def hello_of(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes, Frames]:
     """Return the connection, the node's hello, and what cuts the rest into frames."""
     try:
         async with timeout(HELLO_WITHIN_S):

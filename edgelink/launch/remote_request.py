@@ -10,7 +10,10 @@ A request names its node and the challenge that this node made for this connecti
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -23,6 +26,7 @@ PORT = 9750
 HELLO_WITHIN_S = 5.0
 REQUEST_WITHIN_S = 30.0
 _CHALLENGE = r"^[0-9a-f]{64}$"
+SshKey = Annotated[str, Field(pattern=r"^[a-z0-9@.-]{1,64} [A-Za-z0-9+/=]{1,4096}$")]
 
 
 class ExecHello(Payload):
@@ -32,6 +36,7 @@ class ExecHello(Payload):
     node_id: NodeId
     challenge: str = Field(pattern=_CHALLENGE)
     key: Base64
+    ssh_keys: tuple[SshKey, ...] = Field((), max_length=8, description="public keys of its sshd, as in known_hosts")
 
 
 class ExecRequest(Payload):
@@ -80,3 +85,13 @@ def open_request(envelope: Envelope, asker: DirectoryEntry, hello: ExecHello, as
     if (request.network_id, request.node_id, request.challenge, request.node_key, request.asker_key) != wanted:
         raise UntrustedError(f"a request of {asker.hostname} that was made for another node or connection")
     return request
+
+
+def ssh_host_keys(directory: Path = Path("/etc/ssh")) -> tuple[str, ...]:
+    """Return the public keys of this machine's sshd; empty where there is none."""
+    found = []
+    for file in sorted(directory.glob("ssh_host_*_key.pub")):
+        with suppress(OSError, ValueError):
+            kind, key, *_ = file.read_text().split()
+            found.append(f"{kind} {key}")
+    return tuple(found[:8])

@@ -40,6 +40,7 @@ from edgelink.launch.remote_request import (
     accepts,
     open_hello,
     open_request,
+    ssh_host_keys,
 )
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -98,6 +99,7 @@ class ExecDoor:
         """The local API: for root and Ray's user of this machine."""
         yield route("POST", "/exec/look", self._look)
         yield route("POST", "/exec/sign", self._sign)
+        yield route("POST", "/exec/ssh-keys", self._ssh_keys)
 
     async def run(self) -> None:
         """Take connections while the overlay is up; ends by cancellation only."""
@@ -184,6 +186,7 @@ class ExecDoor:
                         node_id=self._key.node_id,
                         challenge=secrets.token_hex(32),
                         key=b64encode(bytes(own.public_key)).decode(),
+                        ssh_keys=ssh_host_keys(),
                     )
                     signed = self._key.sign(Kind.EXEC_HELLO, hello)
                     await loop.sock_sendall(connection, framed(signed.model_dump_json().encode()))
@@ -324,8 +327,8 @@ class ExecDoor:
         """
         await require_ray_user(caller, self._ray)
         entry = self._entry(str(body["node"]))
+        hello = self._opened(entry, str(body["hello"]))
         try:
-            hello = open_hello(Envelope.model_validate_json(body["hello"]), entry, self._network_id)
             request = ExecRequest(
                 network_id=self._network_id,
                 node_id=entry.node_id,
@@ -339,11 +342,22 @@ class ExecDoor:
                 asked_by=user_name(caller.uid),
             )
         except ValidationError as error:
+            raise UsageError(f"the request has {error.error_count()} unusable fields") from error
+        return {"request": self._key.sign(Kind.EXEC_REQUEST, request).model_dump_json(), "node_key": hello.key}
+
+    async def _ssh_keys(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /exec/ssh-keys``: what a node's hello says of its sshd. Raises UntrustedError, UsageError."""
+        await require_ray_user(caller, self._ray)
+        return {"ssh_keys": list(self._opened(self._entry(str(body["node"])), str(body["hello"])).ssh_keys)}
+
+    def _opened(self, entry: DirectoryEntry, hello: str) -> ExecHello:
+        try:
+            return open_hello(Envelope.model_validate_json(hello), entry, self._network_id)
+        except ValidationError as error:
             raise UsageError(
-                f"{entry.hostname} and this node do not understand each other: {error.error_count()} unusable fields",
+                f"{entry.hostname} and this node do not understand each other",
                 hint="compare `edgelink version` on both",
             ) from error
-        return {"request": self._key.sign(Kind.EXEC_REQUEST, request).model_dump_json(), "node_key": hello.key}
 
     def _entry(self, node: str) -> DirectoryEntry:
         directory = self._board.facts.directory
