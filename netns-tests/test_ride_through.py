@@ -172,6 +172,38 @@ def test_links_are_cut(road: Road, driver: OutageDriver, outage_s: int) -> None:
         road.wait_ready(node)
 
 
+def test_a_program_on_an_edge_outlives_a_cut_and_its_daemon(road: Road, tmp_path: Path) -> None:
+    """Of `edgelink exec`; meanwhile the head names the edge, and waits for nobody."""
+    lab, log = road.lab, tmp_path / "asked.log"
+    counts = "n=0; while [ ! -e /tmp/enough ]; do n=$((n+1)); echo $n; sleep 0.2; done; rm /tmp/enough; exit 3"
+    asked = lab.popen(CLOUD, ["edgelink", "exec", EDGES[0], "--", "sh", "-c", counts], log)
+    wait_until("the program runs", log.read_text)
+    fault = cut(lab, EDGES[0])
+    try:
+        wait_until("the head calls the edge paused", lambda: "paused" in nodes_in_words(lab), 30)
+        begun_s = time.monotonic()
+        refused = lab.exec(CLOUD, ["edgelink", "exec", EDGES[0], "--", "true"], capture=True)
+        took_s = time.monotonic() - begun_s
+        known = log.read_text().splitlines()[-1]
+    finally:
+        fault.mend()
+    assert refused.returncode == 75
+    assert f"{EDGES[0]} is paused" in refused.stderr
+    assert took_s < 5
+    wait_until("its output goes on", log.read_text, wanted=lambda text: int(text.splitlines()[-1]) > int(known) + 5)
+    lab.kill(EDGES[0])
+    lab.start(EDGES[0])
+    road.wait_ready(EDGES[0])
+    lab.exec(EDGES[0], ["touch", "/tmp/enough"], check=True)
+    assert asked.wait(30) == 3
+    numbers = [int(line) for line in log.read_text().splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1)), "nothing is lost"
+
+
+def nodes_in_words(lab: Lab) -> str:
+    return lab.exec(CLOUD, ["edgelink", "nodes"], capture=True).stdout
+
+
 HURTS: dict[str, Callable[[Lab], object]] = {
     "device down": lambda lab: lab.exec(EDGES[0], ["ip", "link", "set", "et0", "down"], check=True),
     "address lost": lambda lab: lab.exec(EDGES[0], ["ip", "address", "flush", "dev", "et0"], check=True),

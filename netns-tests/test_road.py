@@ -6,6 +6,7 @@ One lab serves all tests of this file, in order; each leaves every node Ready.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import pty
@@ -38,6 +39,7 @@ from edgelink.process.port_ranges import merged
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
+EXEC_REPLAYER = Path(__file__).with_name("exec_replayer.py")
 
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 ORDERS = (NODES, pytest.param(tuple(reversed(NODES)), marks=pytest.mark.long))
@@ -289,6 +291,42 @@ def test_killed_daemons_come_back_to_the_same_leases_and_children(road: Road, or
         road.wait_ready(node)
     assert leases(road, NODES) == before
     assert {node: children(road.lab, node) for node in NODES} == pids
+
+
+def test_the_head_runs_programs_on_its_edges(road: Road, tmp_path: Path) -> None:
+    """As a shell there would, on several nodes at once; nobody else may ask, and a request is good once."""
+    lab, ask = road.lab, ["edgelink", "exec"]
+    found = lab.exec(CLOUD, [*ask, EDGES[0], "--", "sh", "-c", "hostname; echo no >&2; exit 7"], capture=True)
+    assert (found.stdout, found.stderr, found.returncode) == (f"{EDGES[0]}\n", "no\n", 7)
+    joined = 'import os; print(os.environ["RAY_ADDRESS"])'
+    found = lab.exec(CLOUD, [*ask, EDGES[0], "--", "python", "-c", joined], capture=True)
+    assert found.stdout.strip() == f"{overlay_ip(lab, CLOUD)}:6379", found.stderr
+    found = lab.exec(CLOUD, [*ask, "-i", EDGES[0], "--", "md5sum"], stdin="told\n" * 1000, capture=True)
+    assert found.stdout.split()[0] == hashlib.md5(b"told\n" * 1000, usedforsecurity=False).hexdigest()
+    found = lab.exec(CLOUD, [*ask, *EDGES, "--", "sh", "-c", 'hostname; [ "$(hostname)" = edge-1 ]'], capture=True)
+    assert sorted(found.stdout.splitlines()) == [f"{edge} | {edge}" for edge in EDGES]
+    assert found.returncode == 1
+
+    log = tmp_path / "asked.log"
+    asked = lab.popen(CLOUD, [*ask, EDGES[0], "--", "sh", "-c", "trap 'echo int; exit 9' INT; echo up; cat"], log)
+    wait_until("the program runs", log.read_text, wanted=lambda text: "up" in text)
+    asked.send_signal(signal.SIGINT)
+    assert asked.wait(30) == 9
+    assert "int" in log.read_text()
+
+    for node, target in ((EDGES[0], EDGES[1]), (EDGES[0], CLOUD)):
+        found = lab.exec(node, [*ask, target, "--", "id"], capture=True)
+        assert (found.stdout, found.returncode) == ("", 1)
+        assert f"{target} takes no programs from this node" in found.stderr
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    found = lab.exec(CLOUD, [*as_nobody, *ask, EDGES[0], "--", "id"], capture=True, cwd=Path("/"))
+    assert "may not do this" in found.stderr
+    assert found.stdout == ""
+    argv = ["python", str(EXEC_REPLAYER), str(Paths().node_socket), *EDGES]
+    found = lab.exec(CLOUD, argv, capture=True)
+    assert json.loads(found.stdout) == {"first": True, "again": False, "elsewhere": False}, found.stderr
+    told = lab.daemon_log(EDGES[0]).read_text()
+    assert "root on cloud" in told
 
 
 def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
