@@ -22,7 +22,7 @@ from typing import Any
 from nacl.public import PrivateKey
 
 from edgelink.api.client import call
-from edgelink.errors import EdgelinkError, UntrustedError
+from edgelink.errors import EdgelinkError, ExitCode, UntrustedError
 from edgelink.launch import remote_channel as channel
 from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_request import HELLO_WITHIN_S, PORT
@@ -41,6 +41,7 @@ class ConnectionLostError(RemoteProgramError):
 
     reason = "ConnectionLost"
     retryable = True
+    exit_code = ExitCode.TRY_AGAIN
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from edgelink.api.sites import Place, listening_socket
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.duration import brief
-from edgelink.errors import ConfigError, EdgelinkError, RayClusterError, UntrustedError, UsageError
+from edgelink.errors import ConfigError, EdgelinkError, ExitCode, RayClusterError, UntrustedError, UsageError
 from edgelink.facts.board import Board
 from edgelink.files import private_directory
 from edgelink.launch import remote_channel as channel
@@ -67,6 +67,7 @@ class NodePausedError(EdgelinkError):
 
     reason = "NodePaused"
     retryable = True
+    exit_code = ExitCode.TRY_AGAIN
 
 
 class ExecDoor:
