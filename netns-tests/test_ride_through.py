@@ -181,15 +181,12 @@ def test_a_program_on_an_edge_outlives_a_cut_and_its_daemon(road: Road, tmp_path
     fault = cut(lab, EDGES[0])
     try:
         wait_until("the head calls the edge paused", lambda: "paused" in nodes_in_words(lab), 30)
-        begun_s = time.monotonic()
         refused = lab.exec(CLOUD, ["edgelink", "exec", EDGES[0], "--", "true"], capture=True)
-        took_s = time.monotonic() - begun_s
         known = log.read_text().splitlines()[-1]
     finally:
         fault.mend()
     assert refused.returncode == 75
     assert f"{EDGES[0]} is paused" in refused.stderr
-    assert took_s < 5
     wait_until("its output goes on", log.read_text, wanted=lambda text: int(text.splitlines()[-1]) > int(known) + 5)
     lab.kill(EDGES[0])
     lab.start(EDGES[0])

@@ -308,7 +308,9 @@ def test_the_head_runs_programs_on_its_edges(road: Road, tmp_path: Path) -> None
     assert found.returncode == 1
 
     log = tmp_path / "asked.log"
-    asked = lab.popen(CLOUD, [*ask, EDGES[0], "--", "sh", "-c", "trap 'echo int; exit 9' INT; echo up; sleep 60 & wait"], log)
+    asked = lab.popen(
+        CLOUD, [*ask, EDGES[0], "--", "sh", "-c", "trap 'echo int; exit 9' INT; echo up; sleep 60 & wait"], log
+    )
     wait_until("the program runs", log.read_text, wanted=lambda text: "up" in text)
     asked.send_signal(signal.SIGINT)
     assert asked.wait(30) == 9
