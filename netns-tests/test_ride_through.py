@@ -19,7 +19,16 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, mend, processes
-from machines import Machine, brought_up_on, make_token, overlay_ip, revive, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    brought_up_on,
+    make_token,
+    overlay_ip,
+    records_in,
+    revive,
+    wait_for_condition,
+    wait_until,
+)
 from outages import OutageDriver
 from truth import Observer, called_well, state_of
 
@@ -276,6 +285,84 @@ def test_an_all_reduce_in_flight_completes(road: Road, driver: OutageDriver) -> 
         assert seen.lost_nodes == set()
     finally:
         driver.stop_reducing()
+
+
+PAIR = Path(__file__).with_name("grpc_pair.py")
+GRPC_CUT_S, GRPC_BACK_S = 75.0, 5.0
+# Of a Ray worker on each node, and of the process that asks: whether gRPC is patient.
+ASK_WORKERS = """
+import grpc, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as At
+def is_patient():
+    import grpc
+    return hasattr(grpc.server, "__wrapped__")
+ray.init(log_to_driver=False)
+nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+task = ray.remote(num_cpus=0)(is_patient)
+print(is_patient(), ray.get([task.options(scheduling_strategy=At(node, soft=False)).remote() for node in nodes]))
+"""
+
+
+class GrpcPair:
+    """A learner on the cloud and an actor on the first edge; ``env``: what comes between `exec` and the interpreter."""
+
+    def __init__(self, lab: Lab, port: int, directory: Path, *env: str) -> None:
+        directory.mkdir()
+        self._records = {"learner": directory / "learner", "actor": directory / "actor"}
+        address = f"{overlay_ip(lab, CLOUD)}:{port}"
+        self._processes = []
+        for role, node in (("learner", CLOUD), ("actor", EDGES[0])):
+            words = ["edgelink", "exec", "--", *env, "python", str(PAIR), role, str(self._records[role]), address]
+            self._processes.append(lab.popen(node, words, directory / f"{role}.log"))
+            wait_until(f"the {role}", lambda role=role: records_in(self._records[role]), 60)  # type: ignore[misc]
+
+    def times_s(self, event: str, since_s: float = 0.0) -> list[float]:
+        """When this happened after ``since_s``."""
+        found = (each for path in self._records.values() for each in records_in(path))
+        return [each["at_s"] for each in found if each["event"] == event and each["at_s"] > since_s]
+
+    def pids(self) -> set[int]:
+        return {each["pid"] for path in self._records.values() for each in records_in(path)}
+
+    def flows_since(self, since_s: float) -> bool:
+        return all(self.times_s(event, since_s) for event in ("parameters", "transitions"))
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.long
+def test_plain_grpc_goes_on_after_a_cut(road: Road, tmp_path: Path) -> None:
+    """A learner and an actor that know nothing of outages; without the import hook the same two never speak again."""
+    lab = road.lab
+    asked = lab.exec(CLOUD, ["edgelink", "exec", "--", "python", "-c", ASK_WORKERS], capture=True)
+    assert asked.stdout.split("\n")[-2] == f"True {[True] * 3}", asked.stderr
+    pairs: list[GrpcPair] = []
+    try:
+        pairs.append(GrpcPair(lab, 50051, tmp_path / "patient"))
+        pairs.append(GrpcPair(lab, 50052, tmp_path / "impatient", "env", "EDGELINK_IMPORT_HOOK="))
+        for pair in pairs:
+            wait_until("both ways", lambda pair=pair: pair.flows_since(0.0), 60)  # type: ignore[misc]
+        patient, impatient = pairs
+        before = patient.pids()
+        with cut(lab, EDGES[0]):
+            time.sleep(GRPC_CUT_S)  # the outage itself
+        mended_s = time.monotonic()
+        wait_until("parameters and transitions", lambda: patient.flows_since(mended_s), 60)
+        back_s = {event: min(patient.times_s(event, mended_s)) - mended_s for event in ("parameters", "transitions")}
+        wait_until(
+            "the loss without the hook", lambda: impatient.times_s("ended"), 60, wanted=lambda ends: len(ends) == 2
+        )
+        print(f"cut for {GRPC_CUT_S:g} s: back after {back_s}")
+        assert max(back_s.values()) <= GRPC_BACK_S, back_s
+        assert patient.pids() == before
+        assert not patient.times_s("ended")
+        assert not impatient.flows_since(mended_s)
+    finally:
+        for pair in pairs:
+            pair.stop()
 
 
 def events_at(road: Road, event: str) -> list[tuple[float, dict[str, Any]]]:

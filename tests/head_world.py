@@ -43,7 +43,7 @@ class Head:
         paths = Paths(state=directory / "state", runtime=directory / "run")
         self.node = head.Head(config or Config(), paths, self.clock, ThisMachine(), None)
         self.runs, self.requests = self.node.runs, self.node.run_requests
-        self.node.ray.driver_grant = dict  # type: ignore[method-assign]
+        self.node.ray.driver_grant = lambda _uid: {}  # type: ignore[method-assign]
         self.node.local_ray.prepare = self._prepare  # type: ignore[method-assign]
         self.own = CLOUD.model_copy(update={"node_id": self.node.key.node_id})
         self.statuses: dict[str, NodeStatus] = {}

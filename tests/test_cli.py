@@ -330,6 +330,13 @@ def test_a_command_of_exec_keeps_what_the_caller_has() -> None:
     assert "NO_PROXY=corp.example,127.0.0.1,10.10.0.2" in shown
 
 
+def test_a_command_of_exec_begins_with_the_import_hook() -> None:
+    """In front of the caller's own PYTHONPATH."""
+    of_daemon = {**OF_DAEMON, "EDGELINK_IMPORT_HOOK": "/hook", "PYTHONPATH": "/hook"}
+    caller = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert f"PYTHONPATH=/hook:{caller['PYTHONPATH']}" in exec_here(of_daemon, "env", env=caller).splitlines()
+
+
 def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     with pytest.raises(click.UsageError, match="is no text"):

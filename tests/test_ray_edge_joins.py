@@ -52,7 +52,7 @@ async def test_edge_joins_what_the_spec_says(edge_bench: Bench, head_port: int) 
     assert edge_bench.token_file.read_text() == TOKEN
     assert TOKEN not in str(edge_bench.fake.starts) + str(environment) + str(edge_bench.history)
     assert [question.split()[1] for question in edge_bench.fake.questions] == ["bury", "wait-alive"]
-    assert edge.command_environment()["RAY_ADDRESS"] == f"127.0.0.1:{head_port}"
+    assert edge.command_environment(0)["RAY_ADDRESS"] == f"127.0.0.1:{head_port}"
     await edge.reconcile()
     assert len(edge_bench.fake.starts) == 1
 
@@ -219,7 +219,7 @@ async def test_edge_takes_the_heads_ride_through(edge_bench: Bench, head_port: i
     assert len(edge_bench.fake.starts) == 2
     after = edge_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"]
     assert before < 3000 < int(after)
-    assert edge.command_environment()["RAY_gcs_rpc_server_reconnect_timeout_s"] == after
+    assert edge.command_environment(0)["RAY_gcs_rpc_server_reconnect_timeout_s"] == after
 
 
 async def test_why_ray_cannot_be_asked_is_told(edge_bench: Bench, head_port: int) -> None:

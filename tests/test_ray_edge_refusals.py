@@ -31,7 +31,7 @@ async def test_edge_that_is_left_out_stops_ray(edge_bench: Bench, head_port: int
     assert edge_bench.reason == "NotAMember"
     assert edge.ray.node.owned_pids() == []
     with pytest.raises(RayClusterError):
-        edge.command_environment()
+        edge.command_environment(0)
 
 
 async def test_edge_refuses_a_ride_through_of_its_own(edge_bench: Bench, head_port: int) -> None:

@@ -101,6 +101,27 @@ def test_a_nodes_own_variables_are_added() -> None:
     assert ray_environment(own=own) == {**ray_environment(), **own}
 
 
+def test_workers_begin_with_the_import_hook_and_then_their_nodes_code() -> None:
+    """And have as long to wait as the outage, and TCP's next try after it, may take."""
+    hook = Path("/run/edgelink/import-hook/1000")
+    found = environment.ray_environment(
+        python=PYTHON,
+        user=USER,
+        capabilities=NEW,
+        marker="EDGELINK_RAY_ID=abc",
+        node_rank=3,
+        device="et0",
+        ride_through_s=120,
+        token_path=None,
+        own={"PYTHONPATH": "/opt/vendor"},
+        hook=hook,
+    )
+    assert (found["EDGELINK_IMPORT_HOOK"], found["PYTHONPATH"]) == (str(hook), f"{hook}:/opt/vendor")
+    assert int(found["EDGELINK_GRPC_TIMEOUT_MS"]) >= 1000 * (120 + 120)
+    assert environment.of_machine(found, ("PYTHONPATH",))["PYTHONPATH"] == "/opt/vendor"
+    assert "PYTHONPATH" not in ray_environment()
+
+
 def test_the_configuration_takes_no_variable_that_edgelink_sets() -> None:
     """Whatever it tells Ray, a driver or the collectives of a node, but for the language."""
     every = {*ray_environment(), *ray_environment(token_path=None), *granted(), "GLOO_SOCKET_IFNAME", "CCL_MNIC_NAME"}

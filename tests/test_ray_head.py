@@ -148,7 +148,7 @@ async def test_a_change_of_ride_through_waits_for_the_run(head_bench: Bench) -> 
     assert {(spec.epoch, spec.ride_through_s) for spec in head_bench.published} == {(1, 300)}
     before = head_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"]
     assert head.ride_through_s == 300
-    assert head.driver_variables()["RAY_gcs_rpc_server_reconnect_timeout_s"] == before
+    assert head.driver_variables(0)["RAY_gcs_rpc_server_reconnect_timeout_s"] == before
     head_bench.run_holder = None
     await head.reconcile()
     assert len(head_bench.fake.starts) == 2
@@ -159,15 +159,33 @@ async def test_head_grants_what_a_driver_needs(head_bench: Bench) -> None:
     """Address, rank 0, device, token file; refused while Ray is not there."""
     head = head_bench.head()
     with pytest.raises(RayClusterError):
-        head.driver_variables()
+        head.driver_variables(0)
     await head.reconcile()
-    grant = head.driver_grant()
+    grant = head.driver_grant(0)
     assert grant["pass_env"] == []
     assert grant["of_ray"]["HOME"] == head_bench.fake.environment["HOME"], "as its Ray was started with"
     granted = grant["environment"]
     assert granted["RAY_ADDRESS"] == f"127.0.0.1:{head_bench.config.ray.port}"
     assert granted["RLINF_COMM_NET_DEVICES"] == "et0"
     assert granted["RAY_AUTH_TOKEN_PATH"] == str(head_bench.token_file)
+
+
+async def test_workers_and_drivers_begin_with_the_import_hook(head_bench: Bench) -> None:
+    """Each user's processes with that user's folder, unless `process.import_hook` says no."""
+    head = head_bench.head()
+    await head.reconcile()
+    hooks = head_bench.paths.runtime / "import-hook"
+    uid = head.user_uid
+    assert head_bench.fake.environment["PYTHONPATH"] == str(hooks / str(uid))
+    assert head.command_environment(uid)["EDGELINK_IMPORT_HOOK"] == str(hooks / str(uid))
+    assert head.driver_variables(12345)["EDGELINK_IMPORT_HOOK"] == str(hooks / "12345")
+    assert (hooks / "12345/sitecustomize.py").is_file()
+    off = head_bench.config.process.model_copy(update={"import_hook": False})
+    head_bench.config = head_bench.config.model_copy(update={"process": off})
+    head = head_bench.head()
+    await head.reconcile()
+    for found in (head.command_environment(uid), head.driver_variables(uid)):
+        assert not {"EDGELINK_IMPORT_HOOK", "PYTHONPATH"} & set(found)
 
 
 async def test_head_watches_who_is_a_member(head_bench: Bench) -> None:

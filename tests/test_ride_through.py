@@ -22,7 +22,7 @@ def test_everything_waits_longer_than_the_outage(ride_through_s: int) -> None:
     """By half a minute at least, and by TCP's late retry on a kernel without the cap; in Ray's own units."""
     settings = ray_settings(ride_through_s)
     late_s = min(ride_through_s, 120)
-    units = {"_ms": 0.001, "_milliseconds": 0.001, "_s": 1, "_seconds": 1, "_SEC": 1}
+    units = {"_ms": 0.001, "_MS": 0.001, "_milliseconds": 0.001, "_s": 1, "_seconds": 1, "_SEC": 1}
     give_ups = {
         name: int(value) * next(unit for suffix, unit in units.items() if name.endswith(suffix))
         for name, value in settings.items()

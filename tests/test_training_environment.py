@@ -287,3 +287,23 @@ def test_every_variable_has_one_fate(caller: dict[str, str]) -> None:
         assert set(decided.names(Fate.DROPPED)).isdisjoint(decided.variables)
     passed = decide(caller, GRANT, RLINF).names(Fate.PASSED)
     assert {kind_of(name) for name in passed} <= {Kind.SETTING, Kind.CODE, Kind.TERMINAL}
+
+
+HOOK = "/run/edgelink/import-hook/0"
+
+
+@ALL
+def test_every_driver_begins_with_the_import_hook(framework: Framework) -> None:
+    """In front of the caller's own code; a caller without any gets no empty entry, which would be its directory."""
+    with_hook = Grant(environment=OF_HEAD | {"EDGELINK_IMPORT_HOOK": HOOK}, of_ray=OF_RAY)
+    assert variables(SHELL, framework, with_hook)["PYTHONPATH"] == f"{HOOK}:/src"
+    assert variables(SHELL, framework, with_hook, PYTHONPATH="/other")["PYTHONPATH"] == f"{HOOK}:/other"
+    assert variables({}, framework, with_hook)["PYTHONPATH"] == HOOK
+    assert variables(SHELL, framework)["PYTHONPATH"] == "/src"
+
+
+@ALL
+def test_one_run_may_leave_the_import_hook_out(framework: Framework) -> None:
+    """`--env EDGELINK_IMPORT_HOOK=`; an older head knows no hook either."""
+    with_hook = Grant(environment=OF_HEAD | {"EDGELINK_IMPORT_HOOK": HOOK}, of_ray=OF_RAY)
+    assert variables(SHELL, framework, with_hook, EDGELINK_IMPORT_HOOK="")["PYTHONPATH"] == "/src"

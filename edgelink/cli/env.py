@@ -13,6 +13,7 @@ import click
 from edgelink.cli.options import framework_options, json_option
 from edgelink.cli.patience import call
 from edgelink.config.paths import Paths
+from edgelink.process import import_hook
 
 if TYPE_CHECKING:
     from edgelink.cli.driver_environment import EnvironmentWishes
@@ -59,6 +60,8 @@ def command_environment() -> dict[str, str]:
     variables = dict(answer["environment"])
     if path := os.environ.get("PATH"):
         variables["PATH"] = _joined(":", str(Path(variables["EDGELINK_RAY_PYTHON"]).parent), path)
+    if hook := variables.get(import_hook.HOOK):
+        variables["PYTHONPATH"] = import_hook.in_front(hook, os.environ.get("PYTHONPATH", ""))
     if direct := variables.get("no_proxy"):  # an older daemon says nothing of it
         own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
         for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries

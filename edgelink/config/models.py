@@ -462,12 +462,17 @@ class ExecConfig(_Section):
 
 
 class ProcessConfig(_Section):
-    """``process:`` how EasyTier, Ray and the broker are started."""
+    """``process:`` how EasyTier, Ray, the broker and programs are started."""
 
     launcher: Literal["auto", "session", "systemd"] = Field(
         "auto",
         description="`systemd`: as transient units, outside the daemon's own; `session`: as its children; "
         "`auto`: as units where systemd runs the daemon",
+    )
+    import_hook: bool = Field(
+        True,
+        description="put EdgeLink's import hook at the front of PYTHONPATH, for drivers, for Ray's workers from the "
+        "next start of Ray on, and in `edgelink exec`: it gives gRPC the patience of `ride_through`",
     )
 
 

@@ -84,6 +84,11 @@ class Paths:
         return self.runtime / "ray" / "token"
 
     @property
+    def import_hook(self) -> Path:
+        """The folders, one for each user, that Python programs of EdgeLink have at the front of their PYTHONPATH."""
+        return self.runtime / "import-hook"
+
+    @property
     def easytier_peer_id(self) -> Path:
         """Under which id this node's EasyTier is, or was last, known to the others."""
         return self.state / "easytier_peer_id"

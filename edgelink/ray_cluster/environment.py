@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
+from edgelink.process import import_hook
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
 from edgelink.ray_cluster.ride_through import ray_settings
@@ -56,11 +57,13 @@ def ray_environment(
     token_path: Path | None,
     language: str = "C.UTF-8",
     own: Mapping[str, str] = MappingProxyType({}),
+    hook: Path | None = None,
 ) -> dict[str, str]:
     """All that `ray start`, and with it every worker here, starts with. GLOO_SOCKET_IFNAME is RLinf's to set.
 
     Args:
         own: `ray.environment`.
+        hook: the folder of the import hook, for workers. None: they get none.
     """
     name, _, value = marker.partition("=")
     return {
@@ -78,6 +81,7 @@ def ray_environment(
         **SELDOM,
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
+        **import_hook.variables(hook, own.get("PYTHONPATH", "")),
     }
 
 
@@ -102,6 +106,7 @@ def command_environment(
     ray_port: int,
     ride_through_s: int,
     token_path: Path | None,
+    hook: Path | None = None,
 ) -> dict[str, str]:
     """The variables with which plain `ray status` and friends work on this node."""
     return {
@@ -111,6 +116,7 @@ def command_environment(
         "EDGELINK_RAY_PYTHON": str(python),
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
+        **import_hook.variables(hook),
     }
 
 
@@ -124,6 +130,7 @@ def driver_variables(
     token_path: Path | None,
     device: str,
     cidr: IPv4Network,
+    hook: Path | None = None,
 ) -> dict[str, str]:
     """What the head grants to a driver; :mod:`edgelink.training.environment` decides about the caller's own."""
     return {
@@ -136,9 +143,16 @@ def driver_variables(
         "no_proxy": f"localhost,127.0.0.1,{head_ip},{cidr}",
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
+        **({} if hook is None else {import_hook.HOOK: str(hook)}),
     }
 
 
 def of_machine(environment: Mapping[str, str], own: Collection[str] = ()) -> dict[str, str]:
-    """What of the environment of a `ray start` is that machine's own; ``own`` are the names in `ray.environment`."""
-    return {name: environment[name] for name in (*_OF_MACHINE, *own) if name in environment}
+    """What of the environment of a `ray start` is that machine's own; ``own`` are the names in `ray.environment`.
+
+    The import hook is not: a driver may be another user's, who must run nothing that Ray's user may write.
+    """
+    found = {name: environment[name] for name in (*_OF_MACHINE, *own) if name in environment}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = found["PYTHONPATH"].removeprefix(f"{environment.get(import_hook.HOOK)}:")
+    return found

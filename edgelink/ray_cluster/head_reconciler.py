@@ -99,8 +99,8 @@ class RayHeadReconciler(RayReconciler):
             tasks.create_task(super().run(), name="ray-processes")
             tasks.create_task(self._watch.run(), name="ray-members")
 
-    def driver_variables(self) -> dict[str, str]:
-        """What a driver on this head needs; see :mod:`edgelink.training.environment`.
+    def driver_variables(self, uid: int) -> dict[str, str]:
+        """What a driver of the user ``uid`` on this head needs; see :mod:`edgelink.training.environment`.
 
         Raises:
             RayClusterError: Ray is not running here.
@@ -117,9 +117,10 @@ class RayHeadReconciler(RayReconciler):
             token_path=self._token_path(tools),
             device=self._config.overlay.device,
             cidr=lease.cidr,
+            hook=self.import_hook(uid),
         )
 
-    def driver_grant(self) -> dict[str, Any]:
+    def driver_grant(self, uid: int) -> dict[str, Any]:
         """The same, with what else decides about a driver's environment, as JSON.
 
         Raises:
@@ -127,7 +128,7 @@ class RayHeadReconciler(RayReconciler):
         """
         alive = [member for member in self._watch.members if member.alive]
         return {
-            "environment": self.driver_variables(),
+            "environment": self.driver_variables(uid),
             "of_ray": environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
             "pass_env": list(self._config.driver.pass_env),
             "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),

@@ -18,7 +18,7 @@ from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayC
 from edgelink.facts.board import Board, Fact
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
-from edgelink.process import is_alive
+from edgelink.process import import_hook, is_alive
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
@@ -139,8 +139,8 @@ class RayReconciler:
         self._put_versions(tools.interpreter.versions)
         return tools
 
-    def command_environment(self) -> dict[str, str]:
-        """Variables for Ray's own commands.
+    def command_environment(self, uid: int) -> dict[str, str]:
+        """Variables for Ray's own commands, run by the user ``uid``.
 
         Raises:
             RayClusterError: Ray is not running here.
@@ -153,6 +153,7 @@ class RayReconciler:
             ray_port=port,
             ride_through_s=self.ride_through_s,
             token_path=self._token_path(tools),
+            hook=self.import_hook(uid),
         )
 
     async def run(self) -> None:
@@ -217,7 +218,12 @@ class RayReconciler:
             ride_through_s=self.ride_through_s,
             token_path=self.ray.token_path if token_auth else None,
             own=self._config.ray.environment,
+            hook=self.import_hook(tools.user.uid),
         )
+
+    def import_hook(self, uid: int) -> Path | None:
+        """The folder of a user's import hook, made whole if somebody cleared it. None: switched off, or no room."""
+        return import_hook.provide(self._paths.import_hook, uid) if self._config.process.import_hook else None
 
     def _token_path(self, tools: RayTools) -> Path | None:
         return self.ray.token_path if tools.capabilities.token_auth else None

@@ -24,6 +24,7 @@ _NCCL_HEARTBEAT_TIMEOUT_S = 480
 
 RLINF_TIMEOUT = "RLINF_TIMEOUT"  # minutes; RLinf gives it to every gloo and NCCL group, 180 by itself
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+GRPC_TIMEOUT = "EDGELINK_GRPC_TIMEOUT_MS"  # read by the import hook of Python programs
 
 
 def patience_s(ride_through_s: int) -> int:
@@ -59,6 +60,8 @@ def ray_settings(ride_through_s: int) -> dict[str, str]:
         "RAY_fetch_fail_timeout_milliseconds": _ms(max(patience, _FETCH_TIMEOUT_S)),
         # NCCL's watchdog asks a store on another node, and torch ends a process whose watchdog is stuck.
         NCCL_HEARTBEAT: str(max(patience, _NCCL_HEARTBEAT_TIMEOUT_S)),
+        # gRPC of Python programs, which Ray's settings do not reach.
+        GRPC_TIMEOUT: _ms(patience),
     }
 
 

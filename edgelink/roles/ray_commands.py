@@ -17,8 +17,8 @@ class RayAccess(Protocol):
     async def prepare(self) -> object:
         """Find that user; raises ConfigError or MissingDependencyError."""
 
-    def command_environment(self) -> dict[str, str]:
-        """Variables for Ray's own commands; raises RayClusterError while Ray is not joined."""
+    def command_environment(self, uid: int) -> dict[str, str]:
+        """Variables for Ray's own commands, run by that user; raises RayClusterError while Ray is not joined."""
 
 
 async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
@@ -38,6 +38,6 @@ def environment_route(ray: RayAccess) -> Route:
 
     async def environment(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         await require_ray_user(caller, ray)
-        return {"environment": ray.command_environment()}
+        return {"environment": ray.command_environment(caller.uid)}
 
     return route("GET", "/environment", environment)

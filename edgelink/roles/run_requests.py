@@ -78,7 +78,7 @@ class RunRequests:
                 timeout_s = float(body.get("timeout_s", 600.0))
                 async for report in self._runs.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
                     yield report
-                granted |= ray.driver_grant()
+                granted |= ray.driver_grant(caller.uid)
                 granted["overlay"] = self._overlay_kind
                 granted["without_rank"] = [
                     f"Ray at {found.ip} ({found.hostname})" for found in self._runs.without_rank()
@@ -99,7 +99,7 @@ class RunRequests:
     async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
         ray = await self._require_ray(caller)
-        return {**ray.driver_grant(), "edges_open_to": self._runs.edges_open_to(None)}
+        return {**ray.driver_grant(caller.uid), "edges_open_to": self._runs.edges_open_to(None)}
 
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""

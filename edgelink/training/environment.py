@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from edgelink.process import import_hook
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH
 from edgelink.ray_cluster.ride_through import NCCL_HEARTBEAT, RLINF_TIMEOUT
 from edgelink.training.framework import Framework, Kind
@@ -175,6 +176,10 @@ def decide(
             decided[name] = Decision(name, Fate.SET, _GIVEN, value)
         elif name in caller:
             decided[name] = Decision(name, Fate.PASSED, _GIVEN, caller[name])
+    if (hook := decided.get(import_hook.HOOK)) is not None and hook.value:
+        code = decided.get("PYTHONPATH")
+        path = import_hook.in_front(hook.value, code.value or "" if code else "")
+        decided["PYTHONPATH"] = Decision("PYTHONPATH", Fate.SET, "EdgeLink's import hook first", path)
     if framework.tells_workers:
         told = {name for name, _ in given}
         job = _job_config(decided, told, grant.pass_env, grant.environment)
