@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from edgelink.cli.preflight import PreflightWishes, check_before_launch, trainer
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
+from edgelink.cli.started_programs import StartedPrograms
 from edgelink.cli.status import who
 from edgelink.cli.train import TRAINER
 from edgelink.cli.waiting import GangWishes, WaitingList
@@ -37,6 +38,7 @@ from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, ExitCode, PlacementError, UsageError
 from edgelink.files import write_atomic
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
+from edgelink.process.import_hook import HOOK
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.command_check import check_command, find_program, hides_failure
@@ -44,6 +46,7 @@ from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.grant_checks import check_grant
 from edgelink.training.launch_check import check_launch
+from edgelink.training.resources import Demand
 from edgelink.training.run_record import Attempt, RunRecord, program_of
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
@@ -217,10 +220,20 @@ class _Run:
                 if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
                     say(Notice(**notice).line)
         program = find_program(self._argv[0], _joined_path(environment))
+        # A run that goes on after a loss is not checked again.
+        compares, compared = number == 1 and not self._preflight.ignores_resources, tuple[Demand, ...]()
         if number == 1:
-            compares = not self._preflight.ignores_resources
-            check_launch(self._framework, self._argv, program, environment, granted["nodes"], say, compares=compares)
-            # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
+            compared = check_launch(
+                self._framework,
+                self._argv,
+                program,
+                environment,
+                granted["nodes"],
+                say,
+                compares=compares,
+                is_reported=compares and bool(environment.get(HOOK)),
+            )
+            # First whether the nodes can be asked at all.
             socket = self._paths.node_socket
             links = check_before_launch(
                 granted, environment, self._preflight, self._content, self._argv, socket, self._clock, say
@@ -238,8 +251,16 @@ class _Run:
         tail = MetricsTail(metrics)
         look = partial(self._look, step, tail)
         self._request.follow(granted["nodes"], self._supervision, control, look)
-        status = run_driver([program, *self._argv[1:]], environment, present_directory(), control=control)
+        started = StartedPrograms(environment, granted["nodes"], compared, control)
+        reports = started.heard_at(self._directory / "started.sock") if compares else nullcontext(dict[str, str]())
+        with reports as reporting:
+            status = run_driver(
+                [program, *self._argv[1:]], {**environment, **reporting}, present_directory(), control=control
+            )
         look()
+        if started.refusal is not None:
+            self._note(ended_at=self._clock.now(), exit_status=status, what_followed=started.refusal.message[:1000])
+            raise started.refusal
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
         if self._supervision.is_any and status != 0 and not control.ended_by_user:
             self._wait_for_facts()

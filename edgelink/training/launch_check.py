@@ -12,7 +12,7 @@ from typing import Any
 from edgelink.clock import SystemClock
 from edgelink.errors import ConfigError, DeadlineError
 from edgelink.training import openrlhf, verl
-from edgelink.training.command_words import command_words
+from edgelink.training.command_words import command_words, module_of
 from edgelink.training.framework import OPENRLHF, VERL, Framework
 from edgelink.training.resources import Demand, NodeResources, Shortage, has_in_words, shortage
 
@@ -33,7 +33,8 @@ def check_launch(
     say: Say,
     *,
     compares: bool = True,
-) -> None:
+    is_reported: bool = False,
+) -> tuple[Demand, ...]:
     """Refuse a driver of verl or OpenRLHF that would wait for ever for devices that nobody has.
 
     Args:
@@ -42,26 +43,75 @@ def check_launch(
         nodes: as the head granted them, for their names.
         say: what cannot be checked, and why, goes here.
         compares: False: what the command's options ask for is not compared with what the cluster has.
+        is_reported: the program will report its words once it has started, see :func:`check_started`.
+
+    Returns:
+        What was compared.
 
     Raises:
         ConfigError: the cluster has too little, the command contradicts itself, or a package is too old.
         DeadlineError: the cluster has enough, but others hold it.
     """
-    address = environment.get("RAY_ADDRESS", "")
-    if framework not in (VERL, OPENRLHF) or not address:
-        return
+    if framework not in (VERL, OPENRLHF) or not environment.get("RAY_ADDRESS"):
+        return ()
     words = command_words(argv, Path.cwd(), framework.modules)
     demands, unclear = _asked(framework, words) if compares else ((), "")
+    if unclear and is_reported:
+        say(f"not known before the program starts, and compared then: {unclear}")
+    elif unclear:
+        say(f"warning: not compared with what the cluster has: {unclear}")
+    if demands or framework is OPENRLHF:
+        _compare(framework, demands, _python(program, environment), environment, nodes, say)
+    return tuple(demands)
+
+
+def check_started(
+    words: Sequence[str],
+    package: str,
+    python: str,
+    environment: Mapping[str, str],
+    nodes: Sequence[Mapping[str, Any]],
+    say: Say,
+    *,
+    compared: Sequence[Demand],
+) -> None:
+    """Refuse a program that has started, as :func:`check_launch` would have, had it known the words.
+
+    Args:
+        words: its command line, after the shell.
+        package: the framework that it imports.
+        python: the interpreter that runs it.
+        compared: what was compared before the start.
+
+    Raises:
+        ConfigError, DeadlineError: as there.
+    """
+    framework = next((each for each in (VERL, OPENRLHF) if package in each.modules), None)
+    if framework is None or not environment.get("RAY_ADDRESS"):
+        return
+    module = module_of(words, framework.modules) or ""
+    if framework.without_ray is not None and framework.without_ray.match(module):
+        return
+    demands, unclear = _asked(framework, words)
     if unclear:
         say(f"warning: not compared with what the cluster has: {unclear}")
-    if not demands and framework is not OPENRLHF:
-        return
-    python = _python(program, environment)
+    if demands and tuple(demands) != tuple(compared):
+        _compare(framework, demands, python, environment, nodes, say)
+
+
+def _compare(
+    framework: Framework,
+    demands: Sequence[Demand],
+    python: str,
+    environment: Mapping[str, str],
+    nodes: Sequence[Mapping[str, Any]],
+    say: Say,
+) -> None:
     clock = SystemClock()
     deadline_s, is_told = clock.monotonic_s() + _FREED_S, False
     while True:
         try:
-            answer = _ask(python, address, environment)
+            answer = _ask(python, environment["RAY_ADDRESS"], environment)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             say(f"warning: what the cluster has free is not known: {error}")
             return

@@ -15,7 +15,7 @@ from edgelink.errors import NotRecordedError
 from edgelink.files import private_directory, write_atomic
 
 HOOK = "EDGELINK_IMPORT_HOOK"  # names the folder; empty: the program runs without it
-_FILES = ("sitecustomize.py", "grpc_patience.py")
+_FILES = ("sitecustomize.py", "grpc_patience.py", "report_command.py")
 
 
 def provide(base: Path, uid: int) -> Path | None:

@@ -1,7 +1,7 @@
 """Runs at the start of every Python program that EdgeLink starts, and of every process that such a program starts.
 
 It runs in the user's interpreter, Python 3.8 or later, so it is short, imports nothing and never raises. The user's own
-sitecustomize, which this file hides, runs first. What begins with gRPC only is in grpc_patience.py.
+sitecustomize, which this file hides, runs first. The rest begins when a program imports what it is about.
 """
 
 import os
@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
+FRAMEWORKS = ("verl", "openrlhf")  # whose command lines `edgelink run` compares with what the cluster has
 HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib does, too
 
 
@@ -28,26 +29,29 @@ def run_hidden() -> None:
         sys.modules.setdefault("sitecustomize", ours)
 
 
-def patience() -> "Any":
-    """grpc_patience.py as a module of nobody's."""
+def load(name: str) -> "Any":
+    """One of the files beside this one, as a module that nobody else finds."""
     from importlib.machinery import SourceFileLoader
 
-    module = type(sys)("edgelink_grpc_patience")
-    SourceFileLoader(module.__name__, HERE + "/grpc_patience.py").exec_module(module)
+    module = type(sys)("edgelink_" + name)
+    SourceFileLoader(module.__name__, HERE + "/" + name + ".py").exec_module(module)
     return module
 
 
-class GrpcFinder:
-    """Has grpc_patience.py find ``grpc`` when the program imports it."""
+class Finder:
+    """Has grpc_patience.py find ``grpc``, and a framework reported, when the program imports it."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != "grpc":
-            return None
         try:
-            found = patience().find_spec(sys.meta_path[sys.meta_path.index(self) + 1 :], name, path, target)
-        except Exception:  # whatever it is, those who come next will find grpc
-            return None
-        return found
+            if name == "grpc":
+                return load("grpc_patience").find_spec(
+                    sys.meta_path[sys.meta_path.index(self) + 1 :], name, path, target
+                )
+            if name in FRAMEWORKS and os.environ.get("EDGELINK_RUN_SOCKET"):
+                load("report_command").report(name)
+        except Exception:  # noqa: S110 - whatever it is, those who come next will find it
+            pass
+        return None
 
 
 if __name__ == "sitecustomize":
@@ -55,6 +59,9 @@ if __name__ == "sitecustomize":
         run_hidden()
     finally:
         if os.environ.get("EDGELINK_IMPORT_HOOK"):
-            sys.meta_path.insert(0, GrpcFinder())
+            sys.meta_path.insert(0, Finder())
             if "grpc" in sys.modules:  # the user's own sitecustomize imported it, or a .pth file
-                patience().make_patient(sys.modules["grpc"])
+                try:  # noqa: SIM105 - contextlib takes longer to import than all of this
+                    load("grpc_patience").make_patient(sys.modules["grpc"])
+                except Exception:  # noqa: S110
+                    pass
