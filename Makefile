@@ -17,7 +17,7 @@ SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-cli
   qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod
 # What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py) \
-  $(addprefix edgelink/process/import_hook/,sitecustomize.py grpc_patience.py report_command.py)
+  $(addprefix edgelink/process/import_hook/,sitecustomize.py grpc_patience.py report_command.py) edgelink/launch/ray_pending.py
 # One run for each: two folders may each have a file of one name.
 TESTS := tests netns-tests netns-tests/benchmarks
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,45 @@ def run_of(road: Road) -> dict[str, Any]:
     """The account of the run, as the head's status has it."""
     status = road.status(CLOUD)
     return (status or {}).get("run") or {"attempts": [], "in_progress": False}
+
+
+PENDS = """
+import time, ray
+from ray.util.placement_group import placement_group
+ray.init(log_to_driver=False)
+@ray.remote
+class Critic:
+    pass
+group = placement_group([{"CPU": 400}, {"CPU": 400}], strategy="STRICT_PACK", name="pool")
+critic = Critic.options(num_cpus=300).remote()
+print("asked at", time.monotonic(), flush=True)
+ray.get(group.ready())
+"""
+PENDING_TOLD_S = 10.0
+
+
+def test_what_waits_in_ray_is_told(road: Road, tmp_path: Path) -> None:
+    """A placement group and an actor that no node will ever have room for, in a program of no framework: said by `run`
+    and by `status`, and the run goes on."""
+    log = tmp_path / "run.log"
+    command = road.lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--", "python", "-c", PENDS], log)
+    try:
+        asked = wait_until("it asks", lambda: re.search(r"asked at ([0-9.]+)", log.read_text()), 120)
+        told = wait_until(
+            "both are told", log.read_text, wanted=lambda text: "placement group pool" in text and "Critic" in text
+        )
+        took_s = time.monotonic() - float(asked[1])
+        (attempt,) = wait_until("in the status", lambda: run_of(road)["attempts"], wanted=lambda a: a[0]["waits_for"])
+        assert command.poll() is None
+    finally:
+        command.terminate()
+        command.wait()
+    print(f"told after {took_s:.1f} s: {attempt['waits_for']}")
+    assert took_s <= PENDING_TOLD_S
+    assert re.search(r"placement group pool waits for 2 times 400 CPU.*cloud [0-9.]+ of [0-9.]+ CPU; edge-1", told)
+    assert re.search(r"Critic waits for 300 CPU", told)
+    assert len(attempt["waits_for"]) == 2
+    assert told.count("waits for") == 2
 
 
 @OTHERS

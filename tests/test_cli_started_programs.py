@@ -52,6 +52,15 @@ class GcsClientOptions:
 """
 
 
+# Where the answer takes longer than two seconds it has begun to wait for its devices, for ever.
+MAIN = """
+import os, pathlib, signal
+if os.environ.get("VERL_WAITS"):
+    signal.pause()
+pathlib.Path("trained").touch()
+"""
+
+
 @pytest.fixture
 def verl(head: Head) -> Head:
     """A head whose drivers begin with the import hook, and a directory with verl, Ray and a script."""
@@ -59,7 +68,7 @@ def verl(head: Head) -> Head:
     files = {
         "verl/__init__.py": "",
         "verl/trainer/__init__.py": "",
-        "verl/trainer/main_ppo.py": "import pathlib; pathlib.Path('trained').touch()",
+        "verl/trainer/main_ppo.py": MAIN,
         "ray/__init__.py": "",
         "ray/_raylet.py": RAYLET,
         "ray/_private/__init__.py": "",
@@ -91,7 +100,7 @@ async def run(verl: Head, *options: str, **shell: str) -> tuple[int | None, str]
 
 async def test_what_only_the_shell_knew_is_refused_once_it_is_known(verl: Head) -> None:
     """The whole script is ended, also one that would go on; the sentence is that of the check before a start."""
-    status, words = await run(verl)
+    status, words = await run(verl, VERL_WAITS="1")
     assert "compared then" in words
     assert "trainer.nnodes=3 trainer.n_gpus_per_node=4" in words
     assert "--no-resource-check" in words

@@ -78,6 +78,7 @@ class Attempt(TypedDict):
     lost_nodes: Annotated[list[str], "whose Ray died under it"]
     step: Annotated[str | None, "how far it says it is"]
     what_followed: Annotated[str, "why it was not the last one, in words"]
+    waits_for: Annotated[list[str], "what waits in Ray for room: what it wants, and what there is; empty: nothing"]
 
 
 class Run(TypedDict):

@@ -25,6 +25,7 @@ from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.preflight import PreflightWishes, check_before_launch, trainer_options
+from edgelink.cli.ray_pending import pending_told
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
@@ -253,7 +254,7 @@ class _Run:
         self._request.follow(granted["nodes"], self._supervision, control, look)
         started = StartedPrograms(environment, granted["nodes"], compared, control)
         reports = started.heard_at(self._directory / "started.sock") if compares else nullcontext(dict[str, str]())
-        with reports as reporting:
+        with reports as reporting, pending_told(granted, say, self._note_pending):
             status = run_driver(
                 [program, *self._argv[1:]], {**environment, **reporting}, present_directory(), control=control
             )
@@ -300,6 +301,9 @@ class _Run:
         if self._record != before and self._request is not None:
             self._request.tell_record()
 
+    def _note_pending(self, waits_for: tuple[str, ...]) -> None:
+        self._note(waits_for=waits_for)
+
     def _note_end(self, decision: Decision) -> None:
         ended = self._attempts[-1]
         self._note(
@@ -307,6 +311,7 @@ class _Run:
             exit_status=ended.exit_status,
             lost_nodes=ended.lost,
             what_followed=decision.why,
+            waits_for=(),
         )
 
 

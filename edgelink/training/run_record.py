@@ -30,6 +30,7 @@ class Attempt(_Part):
     lost_nodes: tuple[str, ...] = Field(default=(), max_length=1024)
     step: str | None = Field(default=None, max_length=64)  # how far it is, in its own words
     what_followed: str = Field(default="", max_length=1000)  # why it was run again, or not
+    waits_for: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=20)  # in Ray, now
 
 
 class MetricsPoint(_Part):
@@ -76,6 +77,6 @@ class RunRecord(_Part):
         if not self.attempts or self.attempts[-1].ended_at is not None:
             return self
         last = self.attempts[-1].model_copy(
-            update={"ended_at": now, "what_followed": "the command that held the run was ended"}
+            update={"ended_at": now, "what_followed": "the command that held the run was ended", "waits_for": ()}
         )
         return self.model_copy(update={"attempts": (*self.attempts[:-1], last)})
