@@ -287,7 +287,7 @@ class ExecDoor:
         """Return what a program finds: the account's, and where Ray is joined what `edgelink env` prints."""
         own = {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8", "PATH": SYSTEM_PATH}
         with suppress(RayClusterError):
-            own |= self._ray.command_environment()
+            own |= self._ray.command_environment(user.uid)
         return own
 
     @property
