@@ -77,6 +77,11 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink lab up ": "test_variants.py::test_the_lab_by_its_commands_and_direct_paths",
         "edgelink lab run": "test_road.py::test_the_whole_road_by_one_command",
     },
+    "lerobot": {
+        "edgelink access allow head tcp/7447": "test_lerobot.py::test_routers_of_ros_meet_over_the_overlay",
+        "eval": "test_lerobot.py::test_routers_of_ros_meet_over_the_overlay",
+        "edgelink": "test_lerobot.py::test_lerobots_own_programs_go_on_after_a_cut",
+    },
     "link-budget": {
         "edgelink plan": "test_link_budget.py::test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused"
     },
@@ -115,6 +120,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "python alone.py": "test_trainer_robot.py::test_the_how_to_tries_a_robot_alone",
         "edgelink run": "test_driver_supervised.py::test_who_trains_is_told_that_the_robot_is_stopped",
         "edgelink robot export": "test_lerobot.py::test_what_a_robot_did_is_read_and_replayed_by_others",
+        "/opt/lerobot/bin/lerobot-replay": "test_lerobot.py::test_what_a_robot_did_is_read_and_replayed_by_others",
         "edgelink robot replay": "test_robot_replay.py::test_the_cell_does_the_same_again",
         "edgelink robot": "test_trainer_robot.py::test_a_person_does_it_by_command",
     },

@@ -21,6 +21,8 @@ class ObedientRobot(Robot):
     """Two features, one action. ``hang``: a file; while it is there, observe() does not return."""
 
     spaces = SPACES
+    observation_names = ("rail.pos", "rail.vel")
+    action_names = ("rail.vel",)
 
     def __init__(self, settings: RobotSettings) -> None:
         self.rate_hz = settings.rate_hz or 100.0

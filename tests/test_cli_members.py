@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,6 +122,68 @@ async def test_the_address_of_a_node(runtime: Path, words: tuple[str, ...], addr
     """Alone on its line, for scripts."""
     async with serving(runtime, "node.sock", OWN, RELAY, CLOUD, ROBOT):
         assert (await ask("ip", *words)).stdout == f"{address}\n"
+
+
+NEAR = "tcp/localhost:7447"
+
+
+@pytest.mark.parametrize(
+    ("status", "peers", "listens_at", "dials"),
+    [
+        (OWN, (RELAY, CLOUD, ROBOT), "10.10.0.4", ["tcp/10.10.0.2:7447"]),
+        ({**OWN, "role": "head", "overlay_ip": "10.10.0.2"}, (RELAY, ROBOT), "10.10.0.2", []),
+    ],
+    ids=["an edge", "the head"],
+)
+async def test_routers_of_ros_meet_at_the_heads(
+    runtime: Path, status: dict[str, Any], peers: tuple[dict[str, Any], ...], listens_at: str, dials: list[str]
+) -> None:
+    """By overlay addresses, and on no other device; a node of ROS knows its own machine's router alone."""
+    async with serving(runtime, "node.sock", status, *peers):
+        variables = json.loads((await ask("env", "--ros", "--json")).stdout)
+        exported = (await ask("env", "--ros")).stdout.splitlines()
+    assert variables["RMW_IMPLEMENTATION"] == "rmw_zenoh_cpp"
+    pairs = dict(pair.split("=", 1) for pair in variables["ZENOH_CONFIG_OVERRIDE"].split(";"))
+    listens, connects = json.loads(pairs["listen/endpoints"]), json.loads(pairs["connect/endpoints"])
+    assert listens["router"] == ["tcp/127.0.0.1:7447", f"tcp/{listens_at}:7447"]
+    assert listens["peer"] == ["tcp/localhost:0"]
+    assert connects == {"router": dials, "peer": [NEAR], "client": [NEAR]}
+    assert [shlex.split(line) for line in exported] == [
+        ["export", f"{key}={value}"] for key, value in variables.items()
+    ]
+
+
+async def test_what_else_is_set_for_zenoh_stays(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluated twice, too: what an earlier call gave is replaced, what the user said is kept."""
+    monkeypatch.setenv(
+        "ZENOH_CONFIG_OVERRIDE", 'connect/endpoints=["tcp/192.0.2.1:7447"];transport/shared_memory=false'
+    )
+    async with serving(runtime, "node.sock", OWN, CLOUD):
+        first = json.loads((await ask("env", "--ros", "--json")).stdout)["ZENOH_CONFIG_OVERRIDE"]
+        monkeypatch.setenv("ZENOH_CONFIG_OVERRIDE", first)
+        again = json.loads((await ask("env", "--ros", "--json")).stdout)["ZENOH_CONFIG_OVERRIDE"]
+    assert again == first
+    assert "transport/shared_memory=false" in first
+    assert "192.0.2.1" not in first
+
+
+@pytest.mark.parametrize(
+    ("status", "peers", "words"),
+    [(OWN, (ROBOT,), "head's overlay address"), ({**OWN, "overlay_ip": None}, (CLOUD,), "no overlay address")],
+    ids=["no head", "no overlay"],
+)
+async def test_ros_without_an_overlay_address_is_refused(
+    runtime: Path, status: dict[str, Any], peers: tuple[dict[str, Any], ...], words: str
+) -> None:
+    """Rather than an environment in which nobody is met."""
+    async with serving(runtime, "node.sock", status, *peers):
+        error = (await ask("env", "--ros")).exception
+    assert isinstance(error, EdgelinkError)
+    assert words in error.message
+
+
+async def test_ros_has_no_driver(runtime: Path) -> None:
+    assert "--json" in str((await ask("env", "--ros", "--show")).exception)
 
 
 async def test_the_relay_knows_addresses_too(runtime: Path) -> None:

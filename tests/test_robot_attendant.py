@@ -60,6 +60,7 @@ class Robots:
         worker, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.attendant = Attendant(settings, worker)
         hello = {"rate_hz": 100.0, "action_repeat": 1, "rigs": 1, "notes": ["x"], "pid": 1, "device": device}
+        hello |= {"names": {}}
         hello["resumes"] = settings.deadman.resume or self.robot.resumes
         self.attendant.adopt(hello, self.block, Running(), worker)  # type: ignore[arg-type]
         if has_policy:

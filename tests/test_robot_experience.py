@@ -27,13 +27,15 @@ from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
 from edgelink.training.trainer.robot.lerobot_export import Exported
+from edgelink.training.trainer.robot.names import Names
 from edgelink.training.trainer.robot.recording import Recorder, episodes, read_recording
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
 SETTINGS = ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=DeadmanSettings(), ring_rows=8)
-HELLO = {"rate_hz": 100.0, "action_repeat": 2}
+NAMES = Names(("rail.pos", "rail.vel"), ("rail.vel",))
+HELLO: dict[str, Any] = {"rate_hz": 100.0, "action_repeat": 2, "names": NAMES.to_dict()}
 
 
 class Robot:
@@ -387,6 +389,72 @@ def test_what_is_exported_is_whole_and_as_commanded(
     assert [frame["commanded"].tolist() for frame in dataset.frames] == [[0.5, 1.0]] * 2
     assert [frame["action"].tolist() for frame in dataset.frames] == [[1.0]] * 2
     assert all(set(frame) - {"task"} == set(dataset.features) for frame in dataset.frames)
+    assert dataset.about["fps"] == 50
+    names = {column: dataset.features[column]["names"] for column in ("observation.state", "action", "commanded")}
+    assert names == {
+        "observation.state": ["rail.pos", "rail.vel"],
+        "action": ["rail.vel"],
+        "commanded": ["rail.vel.0", "rail.vel.1"],
+    }
+
+
+@pytest.mark.parametrize(("option", "kind"), [((), "image"), (("--video",), "video")])
+def test_a_camera_has_a_column_of_its_own(dataset: Dataset, tmp_path: Path, option: tuple[str, ...], kind: str) -> None:
+    """By the name that the robot gives it, as a policy of LeRobot's looks for it; as pictures, unless asked for."""
+    spaces = Spaces((8, 8, 3), "uint8", 2)
+    block = SharedBlock(Layout(spaces, 1, SETTINGS.ring_rows, 1))
+    names = Names.of(spaces, ("front",)).to_dict()
+    recorder = Recorder(tmp_path / "r", SETTINGS, {**HELLO, "action_repeat": 1, "names": names}, block)
+    recorder.close()
+    assert lerobot_export.main([*option, str(tmp_path / "seen"), "look", str(recorder.path)]) == 0
+    assert dataset.features["observation.images.front"]["dtype"] == kind
+    assert dataset.about["use_videos"] is (kind == "video")
+    assert dataset.features["action"] == {"dtype": "int64", "shape": (1,), "names": ["action_0"]}
+
+
+@pytest.mark.parametrize(("steps_per_s", "fps", "says"), [(33.4, 33, "33.4 steps a second"), (60.0, 60, "")])
+def test_a_rate_that_lerobot_cannot_have_is_said(
+    robot: Robot,
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    steps_per_s: float,
+    fps: int,
+    says: str,
+) -> None:
+    """Its frames have whole rates only; a dataset that plays at another speed is no secret."""
+    recorder = Recorder(tmp_path / "r", SETTINGS, {**HELLO, "rate_hz": 2 * steps_per_s}, robot.block)
+    recorder.close()
+    assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(recorder.path)]) == 0
+    assert dataset.about["fps"] == fps
+    said = capsys.readouterr().err
+    assert (says in said) if says else not said
+
+
+def test_a_recording_of_an_earlier_edgelink_gets_plain_names(record: Callable[[], Recorder]) -> None:
+    """Its first line says none."""
+    path = record().path
+    head = json.loads(path.read_bytes())
+    del head["names"]
+    path.write_bytes(json.dumps(head).encode() + b"\n")
+    assert read_recording(path).names == Names(("observation_0", "observation_1"), ("action_0",))
+
+
+@pytest.mark.parametrize(
+    ("spaces", "names", "wrong"),
+    [
+        (SPACES, {"observation": ("x",)}, "observation_names"),
+        (SPACES, {"observation": ("x", "x")}, "observation_names"),
+        (SPACES, {"action": ("x", "y")}, "action_names"),
+        (SPACES, {"action": "x"}, "action_names"),
+        (SPACES, {"action": ("",)}, "action_names"),
+        (Spaces((8, 8, 3), "uint8", 2), {"observation": ("../front",)}, "camera"),
+    ],
+)
+def test_names_that_are_not_one_for_each_number_are_refused(spaces: Spaces, names: dict[str, Any], wrong: str) -> None:
+    """When the robot is made, not when its recordings are to be used."""
+    with pytest.raises(ValueError, match=wrong):
+        Names.of(spaces, **names)
 
 
 def test_what_begins_in_the_middle_of_an_attempt_is_not_exported(

@@ -85,6 +85,7 @@ def record(robot: str, policy: Any, directory: Path, steps: int, seed: int = 0) 
 def test_the_cell_does_the_same_again(directory: Path, replay: Replay) -> None:
     """From the same seed the same start: each observation is the recorded one, and recorded once more."""
     recorded = record("cart-pole", CART_POLE, directory, 60, seed=7)
+    assert read_recording(recorded).names.action == CartPoleCell.action_names
     first = next(episodes(read_recording(recorded)))
     command = replay(str(recorded), "run.seed=7", f"control.record={directory}/again", "--json")
     told, errors = command.communicate(timeout=60)

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 @click.command("env", context_settings={"ignore_unknown_options": True})
 @json_option
 @click.option("--show", is_flag=True, help="on the head: what of this environment CMD would get, and why")
+@click.option("--ros", is_flag=True, help="ROS 2's variables instead: rmw_zenoh over the overlay, by the head's router")
 @framework_options
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 def command(
     *,
     as_json: bool,
     show: bool,
+    ros: bool,
     framework: str | None,
     given: tuple[tuple[str, str | None], ...],
     argv: tuple[str, ...],
@@ -36,6 +38,8 @@ def command(
 
     Use it as:  eval "$(edgelink env)".  With --show, list what `edgelink run -- CMD` would pass to CMD, drop and set.
     """
+    if ros and (show or argv or framework or given):
+        raise click.UsageError("--ros goes with --json only")
     if show:
         from edgelink.cli.driver_environment import EnvironmentWishes
 
@@ -43,7 +47,7 @@ def command(
         return
     if argv or framework or given:
         raise click.UsageError("CMD, --framework and --env go with --show")
-    variables = command_environment()
+    variables = _ros_environment() if ros else command_environment()
     if as_json:
         click.echo(json.dumps(variables, indent=2))
         return
@@ -67,6 +71,13 @@ def command_environment() -> dict[str, str]:
         for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries
             variables[name] = _joined(",", os.environ.get(name) or own, direct)
     return variables
+
+
+def _ros_environment() -> dict[str, str]:
+    from edgelink.cli.members import members_here
+    from edgelink.cli.ros_environment import OVERRIDE, ros_environment
+
+    return ros_environment(members_here(), os.environ.get(OVERRIDE, ""))
 
 
 def _joined(separator: str, *lists: str) -> str:

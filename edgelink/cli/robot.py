@@ -88,11 +88,13 @@ def resume(*, name: str | None) -> int:
 @click.argument("recordings", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="directory of the new dataset")
 @click.option("--task", default="", help="what the robot was to do, in words")
+@click.option("--video", "as_video", is_flag=True, help="pictures as a video, which is smaller and loses detail")
 @click.option("--python", default=sys.executable, help="the interpreter that has lerobot")
-def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str) -> None:
+def export(*, recordings: tuple[Path, ...], target: Path, task: str, as_video: bool, python: str) -> None:
     """Write recordings as a LeRobot dataset, by LeRobot's own library."""
+    options = ["--video"] if as_video else []
     sources = [str(path.absolute()) for path in recordings]
-    _become(python, "robot-export", str(target.absolute()), task, *sources)
+    _become(python, "robot-export", *options, "--", str(target.absolute()), task, *sources)
 
 
 @command.command("replay")

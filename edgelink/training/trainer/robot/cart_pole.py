@@ -23,6 +23,8 @@ class CartPoleCell(Robot):
     """``settings.rigs`` carts. To hold and to stop, each is put back to its start and kept there."""
 
     resumes = AUTOMATIC
+    observation_names = ("cart.pos", "cart.vel", "pole.pos", "pole.vel")
+    action_names = ("cart.push",)
 
     def __init__(self, settings: RobotSettings) -> None:
         # The observations of CartPole-v1: position (m), speed (m/s), angle (rad), spin (rad/s).

@@ -28,6 +28,7 @@ from edgelink.training.trainer.robot.event_log import EventLog
 from edgelink.training.trainer.robot.hooks import Hooks
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
+from edgelink.training.trainer.robot.names import Names
 from edgelink.training.trainer.robot.plain import report_json
 from edgelink.training.trainer.robot.realtime import be_on_time, outlive_workers
 from edgelink.training.trainer.robot.settings import DEVICE_TIMEOUT_S, ControlSettings
@@ -105,12 +106,14 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
         try:
             _check_rate(robot.rate_hz, about.rate_hz)
             _check_shape(robot.observe(), robot.spaces, robot.rigs)
+            names = Names.of(robot.spaces, robot.observation_names, robot.action_names)
             block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows, robot.action_repeat))
             parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
             actor = _actor(settings, robot, block)
             loop = ControlLoop(robot, block, settings.deadman, actor, watchdog_s=watchdog_s, parent=parent)
             hello = {
                 "spaces": asdict(robot.spaces),
+                "names": names.to_dict(),
                 "rigs": int(robot.rigs),  # numpy's own numbers are none for JSON
                 "rate_hz": float(robot.rate_hz),
                 "action_repeat": int(robot.action_repeat),

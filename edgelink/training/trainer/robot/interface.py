@@ -76,6 +76,9 @@ class Robot(ABC):
     """
 
     spaces: Spaces
+    # For datasets: a name for each number, for pixels the camera's alone. Empty: observation_0 …, camera, action_0 ….
+    observation_names: tuple[str, ...] = ()
+    action_names: tuple[str, ...] = ()
     limits: Limits = Limits()
     rigs: int = 1
     rate_hz: float = 100.0  # control instants per second, 50 to 500

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.names import Names
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
 
@@ -41,6 +42,7 @@ class Recorder:
             "robot": settings.robot,
             "name": settings.name,
             "spaces": asdict(block.layout.spaces),
+            "names": hello["names"],
             "rigs": block.layout.rigs,
             "action_repeat": block.layout.action_repeat,
             "steps_per_s": hello["rate_hz"] / hello["action_repeat"],
@@ -74,6 +76,7 @@ class Recording:
 
     robot: str
     spaces: Spaces
+    names: Names
     rigs: int
     action_repeat: int
     steps_per_s: float
@@ -106,13 +109,14 @@ def read_recording(path: Path) -> Recording:
             if head["format"] != _FORMAT:
                 raise ValueError(f"format {head['format']}, this EdgeLink reads {_FORMAT}")
             spaces = Spaces.from_dict(head["spaces"])
+            names = Names.from_dict(spaces, head.get("names", {}))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no recording of a robot: {error}") from error
         dtype = Layout(spaces, head["rigs"], 1, head["action_repeat"]).row
         content = file.read()
     whole = len(content) // dtype.itemsize * dtype.itemsize
     rows = np.frombuffer(content[:whole], dtype)
-    return Recording(head["robot"], spaces, head["rigs"], head["action_repeat"], head["steps_per_s"], rows)
+    return Recording(head["robot"], spaces, names, head["rigs"], head["action_repeat"], head["steps_per_s"], rows)
 
 
 def episodes(recording: Recording) -> Iterator[Episode]:

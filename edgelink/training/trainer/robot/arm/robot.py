@@ -21,12 +21,19 @@ _STOP_TIMEOUT_S = 3.0
 _SILENCE_S = 0.2  # the arm tells its state every 4 ms; a device that is silent is not to be commanded
 _MAX_CHANGE_PER_S = 200.0  # from full speed to full speed the other way in 10 ms
 _MIN_TIP_M = 0.02  # the finger tip stays above the table
+_JOINT_NAMES = ("turn", "shoulder", "elbow")
+_AXES = ("x", "y", "z")
 
 
 class ArmRobot(Robot):
     """Options: ``priority``, of the arm's own process in SCHED_FIFO (default 60)."""
 
     resumes = AUTOMATIC
+    observation_names = (
+        *(f"{joint}.{what}" for what in ("pos", "vel") for joint in _JOINT_NAMES),
+        *(f"{what}.{axis}" for what in ("to_target", "target") for axis in _AXES),
+    )
+    action_names = tuple(f"{joint}.vel" for joint in _JOINT_NAMES)
 
     def __init__(self, settings: RobotSettings) -> None:
         self.spaces = Spaces(
