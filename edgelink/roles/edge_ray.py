@@ -36,6 +36,7 @@ class EdgeRay:
             RayClusterError: there is no cluster to join.
             DeadlineError: the new Ray has not joined in time; it goes on.
         """
+        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         if not body.get("force"):
             self.refuse_in_use()
