@@ -27,7 +27,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program in the place of `ray.python`, which notes that it was called."""
     directory = tmp_path_factory.mktemp("python")
     program = directory / "python"
-    program.write_text(f"#!/bin/sh\necho \"$@\" >> {directory}/called\nexit 1\n")
+    program.write_text(f'#!/bin/sh\necho "$@" >> {directory}/called\nexit 1\n')
     program.chmod(0o755)
     return program
 

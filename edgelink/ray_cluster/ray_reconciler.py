@@ -23,6 +23,7 @@ from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
 from edgelink.ray_cluster.helper_runner import RayTools
+from edgelink.ray_cluster.interpreter import named_asker
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.no_ray import NO_RAY, NO_RAY_IN_WORDS
@@ -127,7 +128,9 @@ class RayReconciler:
 
     @property
     def user_uid(self) -> int:
-        """The user that Ray runs as; root while that is not known."""
+        """The user that Ray, or without Ray what other nodes run here, runs as; root while that is not known."""
+        if not self.is_enabled and (named := named_asker(self._config.ray)) is not None:
+            return named.uid
         return self.ray.tools.user.uid if self.ray.tools else 0
 
     @property
