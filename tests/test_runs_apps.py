@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from telling import Words, refuses
 
 from edgelink.errors import ExitCode
 from edgelink.launch.apps_file import AppsFile, Where
@@ -59,6 +60,7 @@ class World:
         self.started: dict[str, list[Played]] = {name: [] for name in apps}
         self.listening: set[tuple[str, int]] = set()
         self.silent: dict[str, str] = {}
+        self.unheard: set[str] = set()  # of short programs; the daemon may not know yet
         self.answers: dict[str, str] = {}
         self.asked: list[tuple[str, ...]] = []
         self.refuses: Exception | None = None
@@ -87,7 +89,9 @@ class World:
     @asynccontextmanager
     async def start(self, where: Where, program: Program) -> AsyncIterator[Played]:
         played = Played(program)
-        if program.argv[0] == "ss":
+        if program.argv[0] in ("ss", "true"):
+            if where.hostname in self.unheard:
+                raise RemoteProgramError("silent", reason="NodeSilent")
             self.asked.append(tuple(program.argv))
             played.says(self.answers.get(where.hostname, "").encode())
             played.ends(0)
@@ -159,7 +163,7 @@ async def test_an_app_starts_once_the_one_before_it_answers() -> None:
     assert sorted(world.log.splitlines()) == [b"actor   | sent", b"learner | step 1", b"learner | step 2"]
 
 
-async def test_one_that_fails_too_often_ends_all_with_its_status() -> None:
+async def test_one_that_fails_too_often_ends_all_with_its_status(words: Words) -> None:
     world = pair(retries=1)
     world.listening.add(("10.10.0.2", 50051))
     async with running(world) as task:
@@ -169,7 +173,7 @@ async def test_one_that_fails_too_often_ends_all_with_its_status() -> None:
         assert await _status(world, task) == 3
     assert len(world.started["actor"]) == 2
     assert world.now("learner").signals
-    assert "actor cannot go on (status 3): ending learner" in world.said
+    words("\n".join(world.said))
 
 
 @pytest.mark.parametrize(
@@ -208,10 +212,10 @@ async def test_a_node_that_is_away_at_the_start_is_waited_for_and_told_once() ->
 
 async def test_a_program_that_a_node_refuses_ends_the_run() -> None:
     world = World(one={"node": "edge-1", "command": ["one"]})
-    world.refuses = RemoteProgramError("edge-1 takes no programs from this node", reason="ExecRefused")
+    world.refuses = RemoteProgramError("it takes none", reason="ExecRefused")
     async with running(world) as task:
         await _until(world, task.done)
-        with pytest.raises(RemoteProgramError, match="takes no programs"):
+        with refuses(RemoteProgramError, reason="ExecRefused"):
             task.result()
 
 
@@ -223,7 +227,7 @@ async def test_an_app_whose_node_is_lost_is_started_again_and_counts() -> None:
         assert await _status(world, task) == ExitCode.NODE_LOST
 
 
-async def test_a_paused_node_is_told_and_its_app_is_left_alone() -> None:
+async def test_a_paused_node_is_told_and_its_app_is_left_alone(words: Words) -> None:
     world = pair()
     world.listening.add(("10.10.0.2", 50051))
     async with running(world):
@@ -232,10 +236,7 @@ async def test_a_paused_node_is_told_and_its_app_is_left_alone() -> None:
         await world.clock.advance(62)
         world.silent = {}
         await world.clock.advance(4)
-        assert [line for line in world.said if "edge-" in line and "runs" not in line] == [
-            "edge-1 is paused, no answer: actor may go on there, and what needs it waits",
-            "edge-1 answers again after 1m02s",
-        ]
+        words("\n".join(world.said))
         assert len(world.started["actor"]) == 1
 
 
@@ -243,7 +244,7 @@ def moved(count: int) -> str:
     return f"0 0 10.10.0.2:50051 10.10.0.3:41000 cubic bytes_acked:{count}\n"
 
 
-async def test_what_moves_nothing_is_started_again_the_client_first() -> None:
+async def test_what_moves_nothing_is_started_again_the_client_first(words: Words) -> None:
     """The one that listens is left alone at first: it may hold what was learned. The next time it goes as well."""
     world = pair(stuck_after="30s")
     world.listening.add(("10.10.0.2", 50051))
@@ -255,11 +256,37 @@ async def test_what_moves_nothing_is_started_again_the_client_first() -> None:
         assert len(world.started["actor"]) == 1
         await world.has_started("actor", 2)
         assert len(world.started["learner"]) == 1
-        assert any("not a byte moved on port 50051 of cloud for 30s" in line for line in world.said)
         world.answers["cloud"] = moved(500)
         await world.clock.advance(10)
         await world.has_started("actor", 3)
         await world.has_started("learner", 2)
+        words("\n".join(world.said))
+
+
+async def test_nothing_is_stuck_while_a_node_does_not_answer_that_the_daemon_still_believes_in() -> None:
+    """A link is cut for some seconds before the daemon says so. Once it answers, the time begins anew."""
+    world = pair(stuck_after="6s")
+    world.listening.add(("10.10.0.2", 50051))
+    async with running(world):
+        await world.has_started("actor")
+        world.answers["cloud"] = moved(5)
+        await world.clock.advance(3)
+        world.unheard = {"edge-1"}
+        await world.clock.advance(60)
+        world.unheard = set()
+        await world.clock.advance(4)
+        assert len(world.started["actor"]) == 1
+        await world.has_started("actor", 2)
+
+
+async def test_a_node_that_has_just_started_may_refuse_for_a_moment() -> None:
+    world = World(one={"node": "edge-1", "command": ["one"]})
+    world.refuses = RemoteProgramError("it takes none", reason="ExecRefused")
+    async with running(world) as task:
+        await world.clock.advance(10)
+        world.refuses = None
+        (await world.has_started("one")).ends(0)
+        assert await _status(world, task) == 0
 
 
 @pytest.mark.parametrize("has_it", [True, False])

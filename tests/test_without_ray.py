@@ -15,11 +15,12 @@ from ray_bench import Bench, edge_bench, firewalls, gcs, head_port  # noqa: F401
 
 from edgelink.api import schema
 from edgelink.condition_table import Place, types_on
+from edgelink.condition_table.required import RAY_JOINED
 from edgelink.conditions import ConditionSet, Phase, Status, derive_phase
 from edgelink.config import Config, load_config
 from edgelink.doctor import Verdict
 from edgelink.errors import ConfigError, EdgelinkError, NoRayError, UsageError
-from edgelink.ray_cluster.ray_reconciler import RAY_JOINED
+from edgelink.ray_cluster.no_ray import NO_RAY_BRIEF
 from edgelink.registry.payloads import ConditionReport, NodeStatus
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
@@ -134,7 +135,7 @@ def test_it_takes_no_rank_also_while_it_is_away_and_for_the_next_daemon(tmp_path
 @pytest.mark.parametrize(
     ("told", "silent", "ready", "in_words"),
     [
-        (without_ray(EDGE_1.node_id), [], True, "no Ray by its configuration"),
+        (without_ray(EDGE_1.node_id), [], True, NO_RAY_BRIEF),
         (without_ray(EDGE_1.node_id, OverlayUp=(Status.FALSE, "DeviceMissing")), [], False, "overlay down"),
         (without_ray(EDGE_1.node_id), ["edge-1"], False, "no answer"),
         (NodeStatus(node_id=EDGE_1.node_id, online=False), [], False, "offline"),
@@ -165,7 +166,7 @@ async def test_a_run_that_wants_it_is_refused_before_anything_starts(
     tmp_path: Path, wanted: dict[str, Any], kind: type[EdgelinkError]
 ) -> None:
     world = World(tmp_path)
-    with pytest.raises(kind, match="edge-1 has no Ray by its configuration"):
+    with pytest.raises(kind, match=f"edge-1 has {NO_RAY_BRIEF}"):
         await first(world.run(**wanted), "granted")
     assert world.runs.lock.holder is None
 

@@ -24,13 +24,12 @@ from edgelink.duration import brief
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.launch.apps_file import AppsFile, Where, check_nodes, filled, read_apps_file
 from edgelink.launch.node_programs import NodePrograms, Starter, answer_of
-from edgelink.runs.apps import MAY_PASS, AppsRun
+from edgelink.runs.apps import MAY_PASS, REFUSED, REFUSES_S, AppsRun
 from edgelink.timeouts import timeout
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _KNOCK_S = 2.0
 _AGAIN_S = 1.0
-_REFUSES_S = 15.0
 _MOST_FILES_BYTES = 64 * 1024 * 1024
 _SHIP = 'umask 077; d="$HOME/.cache/edgelink/apps/$1"; mkdir -p "$d" && tar -xf - -C "$d" && cd "$d" && pwd'
 _CLEAR = 'rm -rf -- "$HOME/.cache/edgelink/apps/$1"'
@@ -148,8 +147,8 @@ class _Session:
             try:
                 return await answer_of(self._starter, self._nodes[node], argv, text=text)
             except EdgelinkError as error:
-                refused = error.condition_reason == "ExecRefused"
-                patience_s = min(self._timeout_s, _REFUSES_S) if refused else self._timeout_s
+                refused = error.condition_reason == REFUSED
+                patience_s = min(self._timeout_s, REFUSES_S) if refused else self._timeout_s
                 may_pass = refused or error.retryable or error.condition_reason in MAY_PASS
                 if not may_pass or self._clock.monotonic_s() - self._begun_s >= patience_s:
                     raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,7 @@ _KNOCK_S = 0.5
 _TELL_S = 15.0  # again, what is waited for
 _GRACE_S = 5.0  # between SIGTERM and the end of its connection, which ends it there
 _LONGEST_LINE = 8 * 1024  # is cut into several
+REFUSED, REFUSES_S = "ExecRefused", 30.0  # so long after its start a node may not take programs yet
 MAY_PASS = ("NodeSilent", "NodePaused", "ConnectionLost", "DaemonNotRunning", "Stopped")
 _LONG_LIFE_S = 600.0  # an app that lived so long has its tries again
 
@@ -89,6 +90,7 @@ class AppsRun:
         self._clock = clock
         self._lives = {name: _Life(name, app) for name, app in file.apps.items()}
         self._silent_since_s: dict[str, float] = {}
+        self._doubted: set[str] = set()  # nodes that are back, and were not asked yet which connections they have
         self._is_ending = False
         self._width = max(map(len, file.apps))
 
@@ -132,15 +134,18 @@ class AppsRun:
     async def _keep(self, life: _Life) -> int:
         """Run one app until it has ended for good, and return its exit status."""
         backoff = Backoff(first_s=1.0, cap_s=30.0)
-        said = ""
+        said, refused_s = "", 0.0
         while True:
             await self._wait_for_others(life)
             begun_s = self._clock.monotonic_s()
             try:
                 status = await self._once(life)
-                said = ""
+                said, refused_s = "", 0.0
             except EdgelinkError as error:
-                if not (error.retryable or error.condition_reason in MAY_PASS):
+                if error.condition_reason == REFUSED and life.running is None:
+                    refused_s = refused_s or begun_s
+                may_pass = error.condition_reason == REFUSED and begun_s - refused_s < REFUSES_S
+                if not (may_pass or error.retryable or error.condition_reason in MAY_PASS):
                     raise
                 if life.running is None:  # it did not start: its node is away, and is waited for
                     if error.message != said:
@@ -160,7 +165,7 @@ class AppsRun:
             life.failures += 1
             why, life.restart_why = life.restart_why or f"it ended with status {status}", ""
             if life.failures > self._file.retries:
-                self._say(f"{life.name}: {why}; it was started again {self._file.retries} times")
+                self._say(f"{life.name}: {why}, and has no retry left (retries: {self._file.retries})")
                 return status or ExitCode.FAILED
             self._say(f"{life.name} is started again ({life.failures} of {self._file.retries}): {why}")
             await self._clock.sleep(backoff.next_s())
@@ -240,7 +245,10 @@ class AppsRun:
                 self._say(f"{node} is paused, {silent[node]}: {names} may go on there, and what needs it waits")
             for node in tuple(self._silent_since_s.keys() - silent.keys()):
                 self._say(f"{node} answers again after {brief(now_s - self._silent_since_s.pop(node))}")
-                await self._free_slots(node)
+                self._doubted.add(node)
+            for node in tuple(self._doubted - silent.keys()):
+                if await self._are_free(node):
+                    self._doubted.discard(node)
             await self._clock.sleep(_LOOK_S)
 
     async def _watch_ports(self) -> None:
@@ -258,9 +266,14 @@ class AppsRun:
                 involved = [life, *clients]
                 if any(each.running is None for each in involved) or life.progress is None:
                     continue
-                seen = await self._bytes_on_ports(life)
-                all_answer = not any(each.app.node in self._silent_since_s for each in involved)
-                if seen is None or not life.progress.is_stuck(seen, self._clock.monotonic_s(), all_answer=all_answer):
+                if (seen := await self._bytes_on_ports(life)) is None:
+                    continue
+                now_s, nodes = self._clock.monotonic_s(), {each.app.node for each in involved}
+                answer = self._silent_since_s.keys().isdisjoint(nodes)
+                if not life.progress.is_stuck(seen, now_s, all_answer=answer):
+                    continue
+                if not await self._all_answer(nodes):  # the daemon needs some seconds to see that a node is silent
+                    life.progress.is_stuck(seen, now_s, all_answer=False)
                     continue
                 meant = clients if clients and life.name not in retried else involved
                 retried ^= {life.name}
@@ -270,13 +283,14 @@ class AppsRun:
                 for each in meant:
                     await self._end_for(each, why)
 
+    async def _all_answer(self, nodes: Iterable[str]) -> bool:
+        """Ask each of them at this moment."""
+        answers = [await self._answer(self._nodes[node], ["true"]) for node in nodes]
+        return None not in answers
+
     async def _bytes_on_ports(self, life: _Life) -> Mapping[tuple[str, str], int] | None:
-        try:
-            async with timeout(self._file.stuck_after or _LOOK_S):
-                status, text = await answer_of(self._starter, self._nodes[life.app.node], look_argv(life.app.listens))
-        except (EdgelinkError, TimeoutError):
-            return None
-        return bytes_of(text) if status == 0 else None
+        text = await self._answer(self._nodes[life.app.node], look_argv(life.app.listens))
+        return None if text is None else bytes_of(text)
 
     def _forget_progress(self, started: _Life) -> None:
         for life in self._lives.values():
@@ -294,29 +308,47 @@ class AppsRun:
             while life.running is running and self._clock.monotonic_s() < deadline_s:
                 await self._clock.sleep(_KNOCK_S)
 
-    async def _free_slots(self, node: str) -> None:
+    async def _are_free(self, node: str) -> bool:
         """Close connections to apps here whose other end, on a node that is back, is gone: it may have started anew.
 
         Its kernel is asked for each. A connection that it still has is left alone, however long it was silent.
+
+        Returns:
+            Whether it has answered.
         """
         other = self._nodes[node]
         for life in self._lives.values():
             clients = {each.app.node for each in self._lives.values() if life.name in each.app.after}
             if not life.app.listens or not self._nodes[life.app.node].is_here or node not in clients:
                 continue
-            for own_end, other_end in await self._bytes_on_ports(life) or ():
+            if (seen := await self._bytes_on_ports(life)) is None:
+                return False
+            for own_end, other_end in seen:
                 address, _, port = other_end.rpartition(":")
-                if address == other.overlay_ip and await self._is_gone(other, own_end, port):
+                if address != other.overlay_ip:
+                    continue
+                if (is_gone := await self._is_gone(other, own_end, port)) is None:
+                    return False
+                if is_gone:
                     status, _ = await answer_of(
                         self._starter, self._nodes[life.app.node], close_argv(own_end, other_end)
                     )
                     done = "is closed" if status == 0 else "cannot be closed by this user: run it as root"
                     self._say(f"{life.name}: a connection of {node} has no other end any more, and {done}")
 
-    async def _is_gone(self, other: Where, own_end: str, port: str) -> bool:
+        return True
+
+    async def _is_gone(self, other: Where, own_end: str, port: str) -> bool | None:
+        """Return whether a node no longer has this connection; None where it does not say."""
+        if (text := await self._answer(other, ask_argv(port, own_end))) is None:
+            return None
+        return not text.strip()
+
+    async def _answer(self, where: Where, argv: Sequence[str]) -> str | None:
+        """Return what a short program prints. None: the node does not answer, or it has no such program."""
         try:
             async with timeout(_ANSWERS_WITHIN_S):
-                status, text = await answer_of(self._starter, other, ask_argv(port, own_end))
+                status, text = await answer_of(self._starter, where, argv)
         except (EdgelinkError, TimeoutError):
-            return False
-        return status == 0 and not text.strip()
+            return None
+        return text if status == 0 else None
