@@ -44,7 +44,7 @@ def _seconds(value: object) -> object:
 def _below(text: str) -> str:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError("has to be a path below the folder of this file")
+        raise ValueError("is no path below the folder of this file")
     return text
 
 
