@@ -34,7 +34,10 @@ from edgelink.cli.options import (
     type=click.Path(path_type=Path, dir_okay=False),
     help="the interpreter that has Ray and your training code  [default: found, or asked]",
 )
-@click.option("--user", help="account that Ray runs under  [default: whose --python is, else who called sudo]")
+@click.option(
+    "--user",
+    help="account that Ray, or what other nodes run here, runs under  [default: whose --python is, else who called sudo]",
+)
 @no_ray_option
 @hostname_option
 @labels_option

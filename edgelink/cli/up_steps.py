@@ -132,8 +132,8 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
 def _refuse_contradictions(wishes: Wishes) -> None:
     if wishes.relay and (wishes.python or wishes.user or wishes.no_ray):
         raise click.UsageError("--python, --user and --no-ray are for head and edges: the relay runs no Ray")
-    if wishes.no_ray and (wishes.python or wishes.user):
-        raise click.UsageError("--python and --user say how Ray runs here, and --no-ray that none does")
+    if wishes.no_ray and wishes.python:
+        raise click.UsageError("--python names the interpreter that has Ray, and --no-ray says that none does")
     if wishes.relay and wishes.token is None and (wishes.hostname or wishes.labels):
         raise click.UsageError("--hostname and --label go with a token: edgelink.yaml names the relay of a new network")
     if wishes.advertise and not wishes.relay:
@@ -177,10 +177,12 @@ def _settle_addresses(wishes: Wishes, config: Config, *, is_new: bool) -> Settin
 
 
 def _settle_ray(wishes: Wishes, config: Config) -> Settings:
-    """The interpreter and the account of this machine's Ray, tried together; none of either where it has no Ray."""
-    if wishes.no_ray or not config.ray.enabled:
-        return {"ray": {"enabled": False}}
+    """The interpreter and the account of this machine's Ray, tried together; without Ray the account alone."""
     caller = os.environ.get("SUDO_USER", "")
+    if wishes.no_ray or not config.ray.enabled:
+        user = wishes.user or config.ray.user or ("" if caller == "root" else caller)
+        account = _account("--user" if wishes.user else "ray.user", user)
+        return {"ray": {"enabled": False, **({} if account is None else {"user": account.name})}}
     person = _account("SUDO_USER", "" if caller == "root" else caller)
     named = _account("--user", wishes.user) or _account("ray.user", config.ray.user)
     python = wishes.python or config.ray.python or _find_python(wishes, named, person)
