@@ -36,7 +36,7 @@ from edgelink.cli.options import (
 )
 @click.option(
     "--user",
-    help="account that Ray, or what other nodes run here, runs under  [default: whose --python is, else who called sudo]",
+    help="account that Ray and programs of other nodes run under  [default: whose --python is, else who called sudo]",
 )
 @no_ray_option
 @hostname_option
