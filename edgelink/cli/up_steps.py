@@ -180,8 +180,8 @@ def _settle_ray(wishes: Wishes, config: Config) -> Settings:
     """The interpreter and the account of this machine's Ray, tried together; without Ray the account alone."""
     caller = os.environ.get("SUDO_USER", "")
     if wishes.no_ray or not config.ray.enabled:
-        user = wishes.user or config.ray.user or ("" if caller == "root" else caller)
-        account = _account("--user" if wishes.user else "ray.user", user)
+        programs_user = wishes.user or config.ray.user or ("" if caller == "root" else caller)
+        account = _account("--user" if wishes.user else "ray.user", programs_user)
         return {"ray": {"enabled": False, **({} if account is None else {"user": account.name})}}
     person = _account("SUDO_USER", "" if caller == "root" else caller)
     named = _account("--user", wishes.user) or _account("ray.user", config.ray.user)
