@@ -36,8 +36,8 @@ class EdgeRay:
             RayClusterError: there is no cluster to join.
             DeadlineError: the new Ray has not joined in time; it goes on.
         """
-        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
+        self._ray.require_enabled()
         if not body.get("force"):
             self.refuse_in_use()
         spec = self._node.board.facts.cluster_spec
