@@ -235,6 +235,14 @@ class HeadUnreachableError(RayClusterError):
     reason = "HeadUnreachable"
 
 
+class NoRayError(RayClusterError):
+    """This node has no Ray, by its own configuration."""
+
+    reason = "NoRay"
+    exit_code = ExitCode.CONFIG
+    retryable = False
+
+
 class VersionMismatchError(RayClusterError):
     """Ray or Python of this node cannot work with the head's."""
 

@@ -20,6 +20,7 @@ TYPED = (
 STATUS = {"trainer.n_gpus_per_node=8": 78}
 # By page: how a command begins, and the test that runs it.
 ELSEWHERE: dict[str, dict[str, str]] = {
+    "apps": {"edgelink run": "test_apps.py::test_a_pair_works_through_a_cut_and_ctrl_c_ends_both"},
     "backup": {
         "edgelink registry restore --replace": "test_cli_registry.py"
         "::test_a_registry_is_replaced_only_while_no_daemon_has_it",

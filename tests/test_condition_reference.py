@@ -130,21 +130,21 @@ _OF_OPERATORS = {"Usage"}
 @pytest.mark.parametrize("place", Place)
 def test_what_a_daemon_shows(place: Place) -> None:
     """What makes it ready comes in the order of its start; nothing is shown twice."""
-    ready, shown = types_on(place, runs_easytier=True, answers_stun=True)
+    ready, shown = types_on(place, runs_easytier=True, answers_stun=True, has_ray=True)
     assert ready[0] == "Leased"
     assert [name for name in (kind.name for kind in KINDS) if name in ready] == [*ready]
     assert len({*ready, *shown}) == len(ready) + len(shown)
     assert {"StunServing"} & {*shown} == ({"StunServing"} if "relay" in place else set())
     assert ("RayJoined" in ready) == (place in (Place.HEAD, Place.EDGE))
-    assert "StunServing" not in types_on(place, runs_easytier=True, answers_stun=False)[1]
+    assert "StunServing" not in types_on(place, runs_easytier=True, answers_stun=False, has_ray=True)[1]
 
 
 def test_a_relay_beside_an_overlay_that_is_there_already() -> None:
     """It carries nothing: its device is no reason for an alarm, and nothing of EasyTier is shown."""
-    ready, shown = types_on(Place.RELAY, runs_easytier=False, answers_stun=True)
+    ready, shown = types_on(Place.RELAY, runs_easytier=False, answers_stun=True, has_ray=True)
     assert ready == ("Leased", "BrokerRunning", "RegistryConnected")
     assert shown == ("OverlayUp", "EchoAnswered", "SecretCurrent", "RideThrough", "StateRecorded")
-    ready, shown = types_on(Place.HEAD, runs_easytier=False, answers_stun=True)
+    ready, shown = types_on(Place.HEAD, runs_easytier=False, answers_stun=True, has_ray=True)
     assert ready == ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
     assert "Shielded" in shown
     assert "AddressesUnique" not in shown

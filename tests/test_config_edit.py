@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from edgelink.config.edit import with_settings
+from edgelink.config.edit import Value, with_settings
 from edgelink.errors import ConfigError
 
 WANTED = {"ray": {"python": "/opt/train/bin/python", "user": "alice"}}
@@ -40,7 +40,8 @@ def test_keys_are_set_and_the_rest_stays(before: str, after: str) -> None:
 
 def test_a_value_is_quoted_where_yaml_needs_it() -> None:
     """Brackets, commas and what looks like a number."""
-    values: dict[str, str | list[str]] = {
+    values: dict[str, Value] = {
+        "enabled": False,
         "python": "/srv/a, b}/bin/python",
         "user": "0123",
         "hosts": ["[2001:db8::1]", "a b"],

@@ -25,7 +25,7 @@ from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntr
 from edgelink.roles.enrolment import require_role
 from edgelink.roles.head import Head
 from edgelink.roles.progress import missing_in_words
-from edgelink.roles.ranks import rank_map
+from edgelink.roles.ranks import could_take_part, rank_map
 from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.run_requests import node_count
@@ -41,14 +41,13 @@ def directory(*entries: DirectoryEntry) -> Directory:
 
 def test_ranks_are_dense_in_the_order_of_the_preferred_ones() -> None:
     """RLinf wants no gaps; the relay takes no part."""
-    found = rank_map(
-        directory(
-            entry("edge-b", "10.10.0.5", 4),
-            entry("relay", "10.10.0.1", role=Role.RELAY),
-            entry("cloud", "10.10.0.2", 0),
-            entry("edge-a", "10.10.0.4", 2),
-        )
+    everybody = directory(
+        entry("edge-b", "10.10.0.5", 4),
+        entry("relay", "10.10.0.1", role=Role.RELAY),
+        entry("cloud", "10.10.0.2", 0),
+        entry("edge-a", "10.10.0.4", 2),
     )
+    found = rank_map(could_take_part(everybody))
     assert [(e.hostname, rank) for e, rank in found] == [("cloud", 0), ("edge-a", 1), ("edge-b", 2)]
 
 

@@ -79,7 +79,7 @@ async def test_every_node_is_told_with_what_ray_has_of_it(world: World) -> None:
     found = await world.view.list(ROOT, {})
     assert list(deviations(json.loads(json.dumps({"schema": 1, **found})), schema.Nodes)) == []
     rows = await world.rows()
-    assert found["totals"] == {"enrolled": 3, "nodes": 2, "gpus": 2, "cpus": 12.0}
+    assert found["totals"] == {"enrolled": 3, "without_ray": 0, "nodes": 2, "gpus": 2, "cpus": 12.0}
     cloud, edge_1, edge_2 = rows["cloud"], rows["edge-1"], rows["edge-2"]
     assert (cloud["path"], cloud["ray"], cloud["versions"]["torch"]) == ("self", "alive", "2.5.1")
     assert (edge_1["node_rank"], edge_1["overlay_ip"], edge_1["cpus"], edge_1["gpus"]) == (1, "10.10.0.3", 4.0, 2)
@@ -116,7 +116,7 @@ async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: Wor
     assert (row["state"], row["ready"], row["ray"]) == ("paused", False, "paused 2m10s")
     assert (row["paused_s"], row["gives_up_in_s"], row["told_by"]) == (130.0, 320.0, "echo and registry")
     assert [text.partition(":")[0] for text in row["wrong"]] == ["paused"]
-    assert found["totals"] == {"enrolled": 3, "nodes": 1, "gpus": 0, "cpus": 8.0}
+    assert found["totals"] == {"enrolled": 3, "without_ray": 0, "nodes": 1, "gpus": 0, "cpus": 8.0}
     samples = {(sample.metric.name, *sample.labels): sample.value for sample in world.view.samples()}
     assert samples["edgelink_ray_node_paused_seconds", "edge-1", "1"] == 130
     assert samples["edgelink_ray_node_paused_seconds", "cloud", "0"] == 0

@@ -383,6 +383,17 @@ def test_a_token_makes_a_node(here: Here) -> None:
     assert "etc/systemd/system/multi-user.target.wants/edgelink-head.service" in tree(here.machine)
 
 
+def test_a_machine_without_ray_is_asked_for_no_interpreter(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its account is whose programs other nodes start there. The same again, without the option, changes nothing."""
+    monkeypatch.setattr(up_steps, "inspect_interpreter", None)
+    monkeypatch.setattr(up_steps, "find_pythons", None)
+    assert here.up(here.token(), "--no-ray", "--user", "nobody").exception is None
+    written = here.config.read_text()
+    assert yaml.safe_load(written) == {"ray": {"enabled": False, "user": "nobody"}}
+    assert here.up(here.token()).exception is None
+    assert here.config.read_text() == written
+
+
 def test_a_try_that_failed_goes_on_where_it_stopped(here: Here) -> None:
     """The relay did not answer: what was found is kept, the token is still good. Once more changes nothing."""
     token = here.token()
@@ -410,6 +421,7 @@ def test_a_try_that_failed_goes_on_where_it_stopped(here: Here) -> None:
         ((), "TokenMissing", 2),
         (("elt1_abc", *RAY), "TokenRefused", 1),
         (("TOKEN", "--relay", "--python", "/x"), "Usage", 2),
+        (("TOKEN", "--no-ray", "--python", "/x"), "Usage", 2),
         (("TOKEN", "--advertise", "relay.example"), "Usage", 2),
         (("--relay", "--advertise", "relay.example", "--hostname", "relay"), "Usage", 2),
         (("TOKEN", "--python", "/nowhere/bin/python"), "ConfigInvalid", 78),

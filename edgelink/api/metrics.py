@@ -158,6 +158,13 @@ PAUSED = Metric(
     "since the last answer of a node that Ray still counts as alive; 0: it is not paused",
     "head",
 )
+WITHOUT_RAY = Metric(
+    "edgelink_node_without_ray_ready",
+    "gauge",
+    ("node",),
+    "1: that node, which has no Ray by its configuration, is up, and answers",
+    "head",
+)
 STRANGERS = Metric("edgelink_ray_strangers", "gauge", (), "nodes in Ray that are none of this network's", "head")
 RUN = Metric("edgelink_run_in_progress", "gauge", (), "1: a driver runs", "head")
 ATTEMPT = Metric(
@@ -242,6 +249,12 @@ def of_cluster(nodes: Iterable[Mapping[str, Any]], totals: Mapping[str, float], 
     for node in nodes:
         yield NODE(node["ready"], node["hostname"], node["node_rank"])
         yield PAUSED(node["paused_s"] or 0, node["hostname"], node["node_rank"])
+
+
+def of_nodes_without_ray(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Of those that have no Ray by their configuration: ``hostname`` and ``ready`` of each."""
+    for node in nodes:
+        yield WITHOUT_RAY(node["ready"], node["hostname"])
 
 
 def of_run(run: Mapping[str, Any] | None) -> Iterator[Sample]:

@@ -126,6 +126,7 @@ class Daemon(TypedDict):
         Annotated[dict[str, float], "the last ping's round trip by hostname: relays and head; likewise"]
     ]
     cluster: NotRequired[Annotated[Cluster | None, "null: the head has not been heard; head and edges"]]
+    has_ray: NotRequired[Annotated[bool, "false: it has no Ray by its configuration (`ray: off`); head and edges"]]
     ray_auth: NotRequired[Annotated[str | None, "what protects Ray: token, firewall only, none; head and edges"]]
     run: NotRequired[Annotated[Run | None, "head"]]
     broker_pid: NotRequired[Annotated[int | None, "the registry's relay"]]
@@ -160,17 +161,18 @@ class Standing(TypedDict):
 
 
 class Node(Standing):
-    """A node that takes part in Ray, as the head sees it."""
+    """A node that takes part in Ray, or has none by its configuration, as the head sees it."""
 
     hostname: Annotated[str | None, "null: nobody is enrolled with this rank"]
     node_id: Annotated[str | None, ""]
     role: Annotated[str | None, "head or edge"]
-    node_rank: Annotated[int, ""]
+    node_rank: Annotated[int | None, "null: it has no Ray"]
+    has_ray: Annotated[bool, "false: it has none by its configuration (`ray: off`)"]
     overlay_ip: Annotated[str | None, ""]
     online: Annotated[bool | None, "in touch with the broker; null: never heard"]
     phase: Annotated[str | None, "as it says itself; null while it is not online"]
-    ready: Annotated[bool, "alive in Ray with this rank, and answering"]
-    ray: Annotated[str, "alive, paused and for how long, or what it waits for, in words"]
+    ready: Annotated[bool, "alive in Ray with this rank, and answering; without Ray: up, and answering"]
+    ray: Annotated[str, "alive, paused and for how long, what it waits for, or that it has no Ray, in words"]
     ray_node_id: Annotated[str | None, ""]
     path: Annotated[Literal["self", "direct", "relayed"] | None, "from the head; null: EasyTier does not list it"]
     via: Annotated[str | None, "through whom"]
@@ -208,7 +210,8 @@ class LeftOut(TypedDict):
 class Totals(TypedDict):
     """Of the nodes that are alive in Ray."""
 
-    enrolled: Annotated[int, "nodes that take part, alive or not"]
+    enrolled: Annotated[int, "nodes that take part in Ray, alive or not"]
+    without_ray: Annotated[int, "nodes that have no Ray by their configuration"]
     nodes: Annotated[int, "that are alive"]
     gpus: Annotated[int, ""]
     cpus: Annotated[float, ""]
@@ -336,6 +339,7 @@ class Awaited(Standing):
     ray_node_id: Annotated[str | None, ""]
     device: Annotated[str | None, "of the overlay there"]
     online: Annotated[bool | None, "in touch with the broker"]
+    without_ray: Annotated[bool, "by its own configuration; such a node is never waited for"]
     ray_known: Annotated[bool, "whether anybody can say who is alive in Ray"]
 
 

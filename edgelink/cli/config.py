@@ -71,8 +71,11 @@ def _ray_in_words(config: Config) -> str:
     """Which Ray ``ray.python`` has. Raises ConfigError, MissingDependencyError: none that can be used."""
     from edgelink.ray_cluster.capabilities import RayCapabilities
     from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker
+    from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
     from edgelink.ray_cluster.pythons import NOBODY_UID, asker_of
 
+    if not config.ray.enabled:
+        return NO_RAY_IN_WORDS
     python, user = config.ray.python, named_asker(config.ray)
     if python is None:
         return ""

@@ -10,6 +10,7 @@ from edgelink.cli.options import (
     config_option,
     hostname_option,
     labels_option,
+    no_ray_option,
     read_token,
     token_file_option,
     verbose_option,
@@ -20,6 +21,7 @@ from edgelink.cli.options import (
 @token_file_option
 @hostname_option
 @labels_option
+@no_ray_option
 @config_option
 @verbose_option
 def command(
@@ -27,19 +29,23 @@ def command(
     token_file: str | None,
     hostname: str | None,
     labels: tuple[tuple[str, str], ...],
+    no_ray: bool,
     config_path: Path | None,
     verbose: bool,
 ) -> None:
-    """Run the edge daemon: overlay, then Ray.
+    """Run the edge daemon: overlay, then Ray, where it is not told to do without.
 
     With --token-file a machine that is not enrolled yet enrols first; one that is ignores it.
     """
     from edgelink.cli import daemon
     from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
+    from edgelink.config.load import override
     from edgelink.roles.edge import run_edge
 
     config, paths = daemon.prepare(config_path, verbose=verbose)
+    if no_ray:
+        config = override(config, {"ray": {"enabled": False}})
     enrolment = None
     if not paths.membership.exists():
         enrolment = daemon.enrolment(read_token(None, token_file, required=False), hostname, labels, config)

@@ -26,8 +26,9 @@ from edgelink.cli.step_down import require_root_may_drive
 from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
-from edgelink.errors import EdgelinkError, ExitCode, UsageError
+from edgelink.errors import EdgelinkError, ExitCode, NoRayError, UsageError
 from edgelink.files import private_directory
+from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.training.command_check import check_command
 from edgelink.training.driver import END_WITH_US, is_nohup
 from edgelink.training.supervision import Supervision
@@ -57,6 +58,11 @@ def run_head_for_command(
     """
     config = load_config(config_path)
     require_network_administrator(config)
+    if not config.ray.enabled:
+        raise NoRayError(
+            f"this head has {NO_RAY_IN_WORDS}: CMD would have no Ray",
+            hint="`edgelink head` without CMD runs the daemon; CMD needs no EdgeLink to start it then",
+        )
     require_root_may_drive(config)
     check_command(argv, present_directory(), verbs())
     cluster = read_cluster_file(cluster_file, argv, config.ray.python)

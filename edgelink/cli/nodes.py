@@ -39,9 +39,9 @@ def command(*, as_json: bool, is_watching: bool) -> int:
     """List every node. On the head: what Ray has of it, and what is wrong with it.
 
     On the relay and on edges: whom the registry names, how each is reached, and who is away as far as that is known
-    there. Exit status 0: all are alive in Ray and answer, or elsewhere nobody is known to be away; 75: somebody is
-    paused; 1: somebody is missing. Who was switched off or has left does not count. With --watch: 0, when Ctrl-C
-    ends it.
+    there. Exit status 0: all are alive in Ray and answer (those that have no Ray by their configuration: answer), or
+    elsewhere nobody is known to be away; 75: somebody is paused; 1: somebody is missing. Who was switched off or has
+    left does not count. With --watch: 0, when Ctrl-C ends it.
     """
     is_head = call_here("GET", "/status")["role"] == "head"
 
@@ -94,6 +94,7 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     totals = found["totals"]
     paused = sum(map(_is_paused, found["nodes"]))
     alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray{f', {paused} paused' if paused else ''}"
+    alive += f", {without} without Ray" if (without := totals.get("without_ray", 0)) else ""
     return [*told, f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs"]
 
 
@@ -102,7 +103,7 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
     told: dict[str, Fact] = {}
     for node in found["nodes"]:
         way = "" if _path(node) == "-" else f", {way_in_words(node)}"
-        has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if node["ready"] else ""
+        has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if _is_in_ray(node) else ""
         state = f"{'paused' if _is_paused(node) else node['ray']}{way}{has}"  # for how long is no change
         reasons = [text.partition(":")[0] for text in node["wrong"]]  # what follows may tell how long, or how much
         told[node_name(node)] = Fact("; ".join([state, *reasons]), "; ".join([state, *node["wrong"]]))
@@ -115,6 +116,10 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
 
 def _is_paused(node: dict[str, Any]) -> bool:
     return node.get("state") == "paused"  # an older daemon does not tell
+
+
+def _is_in_ray(node: dict[str, Any]) -> bool:
+    return bool(node["ready"] and node.get("has_ray", True))  # an older daemon does not tell
 
 
 def _is_off(node: dict[str, Any]) -> bool:
@@ -138,10 +143,10 @@ def _versions(nodes: list[dict[str, Any]], width: int) -> list[str]:
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
-    ready = node["ready"]
+    ready = _is_in_ray(node)
     return (
         node["hostname"] or "-",
-        str(node["node_rank"]),
+        "-" if node["node_rank"] is None else str(node["node_rank"]),
         node["overlay_ip"] or "-",
         node["ray"],
         f"{node['cpus']:g}" if ready else "-",

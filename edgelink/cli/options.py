@@ -186,6 +186,12 @@ def hostname_option(function: F) -> F:
     )
 
 
+def no_ray_option(function: F) -> F:
+    return click.option(
+        "--no-ray", is_flag=True, help="have no Ray on this machine, as with `ray: off` in the configuration"
+    )(function)
+
+
 def labels_option(function: F) -> F:
     return click.option(
         "--label", "labels", type=KeyValue(), multiple=True, help="key=value to enrol with; may be repeated"

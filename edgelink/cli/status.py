@@ -28,6 +28,7 @@ from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.condition_table import Weight
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
+from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.wording import role_in_words
 
 _MOST_WAYS = 20  # the conditions should stay on the screen
@@ -188,6 +189,8 @@ def _summary(daemon: dict[str, Any], width: int) -> list[str]:
         online = sum(node["online"] for node in others) - paused
         text = f"other machines: {len(others)} enrolled, {online} online{f', {paused} paused' if paused else ''}"
         found += wrapped("  ", text, width)
+    if daemon.get("has_ray") is False:  # an older daemon does not tell
+        found += wrapped("  ", NO_RAY_IN_WORDS, width)
     nodes_ready = next((one for one in daemon["conditions"] if one["type"] == "NodesReady"), None)
     if nodes_ready is not None and nodes_ready["status"] == "True":
         found += wrapped("  ", nodes_ready["message"], width)

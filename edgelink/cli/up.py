@@ -12,6 +12,7 @@ from edgelink.cli.options import (
     config_option,
     hostname_option,
     labels_option,
+    no_ray_option,
     read_token,
     timeout_option,
     token_file_option,
@@ -33,7 +34,11 @@ from edgelink.cli.options import (
     type=click.Path(path_type=Path, dir_okay=False),
     help="the interpreter that has Ray and your training code  [default: found, or asked]",
 )
-@click.option("--user", help="account that Ray runs under  [default: whose --python is, else who called sudo]")
+@click.option(
+    "--user",
+    help="account that Ray and programs of other nodes run under  [default: whose --python is, else who called sudo]",
+)
+@no_ray_option
 @hostname_option
 @labels_option
 @timeout_option("how long to wait until Ready")
@@ -46,6 +51,7 @@ def command(
     advertise: tuple[str, ...],
     python: Path | None,
     user: str | None,
+    no_ray: bool,
     hostname: str | None,
     labels: tuple[tuple[str, str], ...],
     timeout_s: float,
@@ -69,6 +75,7 @@ def command(
         advertise=advertise,
         python=None if python is None else python.absolute(),
         user=user,
+        no_ray=no_ray,
         hostname=hostname,
         labels=labels,
         config_path=config_path,

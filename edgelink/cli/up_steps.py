@@ -32,7 +32,7 @@ from edgelink.cli.up_plan import (
 )
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
-from edgelink.config.edit import Settings, with_settings
+from edgelink.config.edit import Settings, Value, with_settings
 from edgelink.config.load import override
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError, EasyTierNotFoundError, MissingDependencyError
@@ -64,6 +64,7 @@ class Wishes:
     advertise: tuple[str, ...] = ()
     python: Path | None = None
     user: str | None = None
+    no_ray: bool = False
     hostname: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
     config_path: Path | None = None
@@ -100,7 +101,7 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
 
     os.environ["PATH"] = SYSTEM_PATH  # what the service finds; the caller's may lead to other programs
     _require_programs(config, has_registry=road is Road.NEW_NETWORK or present.holds_registry)
-    wanted: dict[str, Mapping[str, str | list[str]]] = {}
+    wanted: dict[str, Mapping[str, Value]] = {}
     if wishes.relay or wishes.advertise:
         wanted |= _settle_addresses(wishes, config, is_new=road is not Road.GO_ON)
     if not wishes.relay and (present.is_node or road is Road.JOIN):
@@ -129,8 +130,10 @@ def bring_up(wishes: Wishes, timeout_s: float) -> None:
 
 
 def _refuse_contradictions(wishes: Wishes) -> None:
-    if wishes.relay and (wishes.python or wishes.user):
-        raise click.UsageError("--python and --user are for head and edges: the relay runs no Ray")
+    if wishes.relay and (wishes.python or wishes.user or wishes.no_ray):
+        raise click.UsageError("--python, --user and --no-ray are for head and edges: the relay runs no Ray")
+    if wishes.no_ray and wishes.python:
+        raise click.UsageError("--python names the interpreter that has Ray, and --no-ray says that none does")
     if wishes.relay and wishes.token is None and (wishes.hostname or wishes.labels):
         raise click.UsageError("--hostname and --label go with a token: edgelink.yaml names the relay of a new network")
     if wishes.advertise and not wishes.relay:
@@ -174,8 +177,12 @@ def _settle_addresses(wishes: Wishes, config: Config, *, is_new: bool) -> Settin
 
 
 def _settle_ray(wishes: Wishes, config: Config) -> Settings:
-    """The interpreter and the account of this machine's Ray, tried together."""
+    """The interpreter and the account of this machine's Ray, tried together; without Ray the account alone."""
     caller = os.environ.get("SUDO_USER", "")
+    if wishes.no_ray or not config.ray.enabled:
+        programs_user = wishes.user or config.ray.user or ("" if caller == "root" else caller)
+        account = _account("--user" if wishes.user else "ray.user", programs_user)
+        return {"ray": {"enabled": False, **({} if account is None else {"user": account.name})}}
     person = _account("SUDO_USER", "" if caller == "root" else caller)
     named = _account("--user", wishes.user) or _account("ray.user", config.ray.user)
     python = wishes.python or config.ray.python or _find_python(wishes, named, person)

@@ -50,6 +50,7 @@ def _configured() -> dict[str, Any]:
     from edgelink.errors import EdgelinkError
     from edgelink.overlay.acquisition import default_cache_dir, find_easytier
     from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker
+    from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 
     problems: dict[str, str] = {}
     easytier = ray = None
@@ -62,6 +63,9 @@ def _configured() -> dict[str, Any]:
         easytier = {"version": binary.full_version, "core": str(binary.core)}
     except EdgelinkError as error:
         problems["easytier"] = str(error)
+    if not config.ray.enabled:
+        problems["ray"] = NO_RAY_IN_WORDS
+        return {"easytier": easytier, "ray": None, "problems": problems}
     try:
         with waiting_for(f"asking {config.ray.python or 'python3'} for Ray"):
             found = asyncio.run(inspect_interpreter(config.ray.python, asker=named_asker(config.ray)))

@@ -6,14 +6,15 @@ with what the code sets: a reason that is set and not here is refused, and so is
 
 from __future__ import annotations
 
-from edgelink.condition_table.informing import INFORMING, SHIELDED, STUN_SERVING
+from edgelink.condition_table.informing import INFORMING, RAY_CURRENT, SHIELDED, STUN_SERVING
 from edgelink.condition_table.kind import NODES, ConditionKind, Place, Reason, Weight, unknown
-from edgelink.condition_table.required import LEASED, OVERLAY_UP, REQUIRED
+from edgelink.condition_table.required import LEASED, OVERLAY_UP, RAY_JOINED, REQUIRED
 from edgelink.conditions import Status
 
 __all__ = [
     "COMMON",
     "KINDS",
+    "NODES",
     "REFUSED_ENROLMENT",
     "ConditionKind",
     "Place",
@@ -89,11 +90,13 @@ def required_on(place: Place) -> tuple[str, ...]:
     return tuple(kind.name for kind in KINDS if place in kind.required_on)
 
 
-def types_on(place: Place, *, runs_easytier: bool, answers_stun: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def types_on(
+    place: Place, *, runs_easytier: bool, answers_stun: bool, has_ray: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Which conditions make a daemon ready, and which only inform; pure.
 
     Through an overlay that is there already a relay carries nothing: its own device is no reason for an alarm, and
-    there is nothing to be closed.
+    there is nothing to be closed. A node without Ray is Ready without it: ``RayJoined`` only says so.
     """
     is_bare_relay = not runs_easytier and place not in NODES
     absent = {kind for kind in KINDS if kind.needs_easytier and not runs_easytier}
@@ -102,6 +105,9 @@ def types_on(place: Place, *, runs_easytier: bool, answers_stun: bool) -> tuple[
     if is_bare_relay:
         absent.add(SHIELDED)
     only_informs = {OVERLAY_UP} if is_bare_relay else set()
+    if not has_ray:
+        absent.add(RAY_CURRENT)
+        only_informs.add(RAY_JOINED)
     kinds = [kind for kind in KINDS if kind not in absent and place in (*kind.required_on, *kind.informs_on)]
     required = [kind for kind in kinds if place in kind.required_on and kind not in only_informs]
     return tuple(kind.name for kind in required), tuple(kind.name for kind in kinds if kind not in required)

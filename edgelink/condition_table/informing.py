@@ -185,6 +185,7 @@ NODES_READY = ConditionKind(
     reasons=(
         true("AllAlive", "all of them are"),
         unknown("DirectoryNotSeen", "the relay has not told yet who is in the network"),
+        idle("NoRay", "no Ray runs on this head, by its own configuration (`ray: off`)"),
         Reason("NodesMissing", "some are not; the sentence names them", "`edgelink nodes` says why"),
         Reason(
             "NodesPaused",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgelink.condition_table.kind import EVERYWHERE, NODES, ConditionKind, Place, Reason, true, unknown, waits
+from edgelink.condition_table.kind import EVERYWHERE, NODES, ConditionKind, Place, Reason, idle, true, unknown, waits
 
 LEASED = ConditionKind(
     "Leased",
@@ -198,10 +198,12 @@ RAY_JOINED = ConditionKind(
     required_on=NODES,
     reasons=(
         true("AliveInRay", "Ray lists this node"),
+        idle("NoRay", "no Ray runs on this node, by its own configuration (`ray: off`): it is Ready without"),
         waits("NoLease", "waits for the node's lease"),
         waits(
             "HeadNotSeen",
-            "waits for the head, which has published no cluster spec yet: normal until it starts",
+            "waits for the head, which has published no cluster spec yet: normal until it starts, and for good where "
+            "the head has no Ray (`ray: off`)",
             "`sudo edgelink up` or `edgelink head` starts it there",
         ),
         waits(

@@ -10,7 +10,8 @@ import yaml
 from edgelink.errors import ConfigError
 from edgelink.strict_yaml import StrictLoader
 
-Settings = Mapping[str, Mapping[str, str | list[str]]]  # by section, then by key
+Value = str | list[str] | bool
+Settings = Mapping[str, Mapping[str, Value]]  # by section, then by key
 
 
 def with_settings(text: str, wanted: Settings, source: str) -> str:
@@ -41,7 +42,7 @@ def _present(text: str) -> dict[str, Any]:
     return yaml.load(text, StrictLoader) or {}  # noqa: S506 - a SafeLoader
 
 
-def _with_key(text: str, section: str, key: str, value: str | list[str]) -> str:
+def _with_key(text: str, section: str, key: str, value: Value) -> str:
     root = yaml.compose(text, StrictLoader)
     node = _value_of(root, section)
     if isinstance(node, yaml.MappingNode):

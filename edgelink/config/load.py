@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from edgelink.config.mistakes import EXPLAINED, describe, key_of
-from edgelink.config.models import Config, firewall_in_full
+from edgelink.config.models import Config, switch_in_full
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError
 from edgelink.strict_yaml import Place, lines_of_keys, parse
@@ -153,8 +153,8 @@ def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Va
         section = values
         for key in keys[:-1]:
             below = section.get(key)
-            if key == "firewall":
-                below = firewall_in_full(below)
+            if key in ("firewall", "ray"):
+                below = switch_in_full(below)
             section[key] = {} if below is None else below
             section = section[key]
             if not isinstance(section, dict):

@@ -298,6 +298,11 @@ _PORTS_OF_THE_HEAD = ("port", "client_server_port", "dashboard_port")
 class RayConfig(_Section):
     """``ray:`` how Ray is started on this node."""
 
+    enabled: bool = Field(
+        True,
+        description="run Ray on this node; `ray: off` for short: the node is Ready with overlay and reachability, no "
+        "interpreter with Ray is looked for, and no run can have a process of Ray there",
+    )
     python: Path | None = Field(None, description="the interpreter that has Ray; default: python3 on PATH that has it")
     user: str | None = Field(None, description="user to run Ray as; default: owner of ray.python, else SUDO_USER")
     allow_root: bool = Field(False, description="let Ray run as root")
@@ -402,8 +407,8 @@ class FirewallConfig(_Section):
     )
 
 
-def firewall_in_full(value: object) -> object:
-    """The section that ``firewall: off`` is short for."""
+def switch_in_full(value: object) -> object:
+    """The section that ``firewall: off`` or ``ray: off`` is short for."""
     return {"enabled": value} if isinstance(value, bool) else value
 
 
@@ -514,10 +519,10 @@ class Config(_Section):
     process: ProcessConfig = ProcessConfig()
     metrics: MetricsConfig = MetricsConfig()
 
-    @field_validator("firewall", mode="before")
+    @field_validator("firewall", "ray", mode="before")
     @classmethod
     def _on_or_off(cls, value: object) -> object:
-        return firewall_in_full(value)
+        return switch_in_full(value)
 
     @field_validator("overlay")
     @classmethod

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from edgelink.config import Config, Paths
 from edgelink.doctor.probes import Probes
 from edgelink.errors import EdgelinkError
+from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
 from edgelink.wording import few, role_in_words
@@ -118,9 +119,20 @@ class Surroundings:
         return self.is_there(self.paths.authority_keys)
 
     @property
-    def has_ray(self) -> bool:
-        """Whether a Ray belongs here; so it is taken to be on a machine of which nothing is known."""
+    def is_node(self) -> bool:
+        """Whether this is head or edge; so a machine is taken to be of which nothing is known."""
         return not self.roles or bool(self.roles - {BOOTSTRAP})
+
+    @property
+    def has_ray(self) -> bool:
+        """Whether a Ray belongs here: not on a relay, nor where the daemon or the configuration says `ray: off`."""
+        is_off = any(daemon.get("has_ray") is False for daemon in self.daemons)
+        return self.is_node and self.config.ray.enabled and not is_off
+
+    @property
+    def why_no_ray(self) -> str:
+        """The reason, where no Ray belongs here."""
+        return NO_RAY_IN_WORDS if self.is_node else "no Ray belongs on a relay"
 
     @cached_property
     def membership(self) -> Membership | None:

@@ -106,7 +106,7 @@ def ray_disk(surroundings: Surroundings) -> Finding:
     Ray makes no objects any more while the disk of its temporary directory is more than 95 % full.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     directory = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir)
     try:
         space = surroundings.probes.space(surroundings.root / directory.relative_to("/"))
@@ -131,7 +131,7 @@ def ray_directory_private(surroundings: Surroundings) -> Finding:
     them (`ray.temp_dir`) has to belong to Ray's user, mode 0700, below directories that nobody else may write to.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     sessions = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir)
     private = private_directory_of(sessions)
     if private is None:
@@ -157,7 +157,7 @@ def shared_memory(surroundings: Surroundings) -> Finding:
     Docker gives 64 MiB, in which Ray does not start; where the store does not fit, Ray puts it on the disk in /tmp.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     total = surroundings.probes.space(surroundings.root / "dev/shm").total_bytes
     wanted = surroundings.config.ray.object_store_memory or _default_object_store(surroundings, total)
     figure = f"{_size(total)}; the object store takes {_size(wanted)}"
@@ -234,7 +234,7 @@ def gpu(surroundings: Surroundings) -> Finding:
     """
     wanted = surroundings.config.ray.num_gpus
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     if wanted == 0:
         return skipped("Ray is told to count none here (ray.num_gpus: 0)")
     devices = [path for path in _glob(surroundings.root / "dev", "nvidia*") if path.name[6:].isdigit()]

@@ -134,7 +134,7 @@ def reverse_names(surroundings: Surroundings) -> Finding:
 
     torch and gRPC ask for the name of each peer. Where DNS does not answer, each collective waits ten seconds more.
     """
-    if not surroundings.has_ray:
+    if not surroundings.is_node:
         return skipped("only collectives ask for them")
     lines = surroundings.text("etc/hosts").splitlines()
     known = {line.split()[0] for line in lines if line.split() and not line.startswith("#")}

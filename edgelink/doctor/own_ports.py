@@ -22,7 +22,7 @@ def own_ports(surroundings: Surroundings) -> dict[tuple[Protocol, int], str]:
         found |= {("udp", port): "relay.stun_ports" for port in config.relay.stun_ports}
     if config.metrics.listen != "nowhere":
         found |= {("tcp", config.metrics.relay_port): "metrics.relay_port"} if surroundings.is_relay else {}
-        found |= {("tcp", config.metrics.port): "metrics.port"} if surroundings.has_ray else {}
+        found |= {("tcp", config.metrics.port): "metrics.port"} if surroundings.is_node else {}
     if is_head and config.web.listen != "off":
         found["tcp", config.web.port] = "web.port"
     if surroundings.has_ray:

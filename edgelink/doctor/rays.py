@@ -68,7 +68,7 @@ def leftover_ray_token(surroundings: Surroundings) -> Finding:
     Ray 2.52 and later turn its authentication on where `~/.ray/auth_token` exists; of another cluster, it is wrong.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     homes = {Path(surroundings.environ["HOME"])} if "HOME" in surroundings.environ else set()
     with suppress(EdgelinkError):
         homes.add(surroundings.probes.interpreter(surroundings.config)[1].home)
@@ -134,7 +134,7 @@ def proxy(surroundings: Surroundings) -> Finding:
     """Does a proxy of the caller's environment stand before the overlay?"""
     environ = surroundings.environ
     proxies = [name for low in _PROXIES for name in (low, low.upper()) if environ.get(name)]
-    if not proxies or not surroundings.has_ray:
+    if not proxies or not surroundings.is_node:
         return skipped("no proxy is set, or nothing would use it")
     head = next((d["head"]["overlay_ip"] for d in surroundings.daemons if d.get("head")), None)
     own = next((d["overlay_ip"] for d in surroundings.daemons if d.get("overlay_ip")), None)

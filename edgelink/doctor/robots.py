@@ -18,7 +18,7 @@ def robot_answers(surroundings: Surroundings) -> Finding:
     may send. What the kernel remembers of a robot is no answer: it stays for hours after the robot was switched off.
     """
     robots = [str(address) for address in surroundings.config.ray.robot_ip]
-    if not robots or not surroundings.has_ray:
+    if not robots or not surroundings.is_node:
         return skipped("no robot is configured (ray.robot_ip)")
     if not surroundings.probes.may_ping:
         return skipped("this user may not ping; run it with sudo")

@@ -57,7 +57,7 @@ def interpreter(surroundings: Surroundings) -> Finding:
     `ray.python` runs and has Ray 2.47 or later; `ray.user` is there, and not root unless that is wanted.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     try:
         found, user = surroundings.probes.interpreter(surroundings.config)
         RayCapabilities.for_version(found.ray_version)
@@ -73,7 +73,7 @@ def versions(surroundings: Surroundings) -> Finding:
     On an edge against the head's cluster; on the head each node that has told its versions.
     """
     if not surroundings.has_ray:
-        return skipped("no Ray belongs on a relay")
+        return skipped(surroundings.why_no_ray)
     try:
         own = surroundings.probes.interpreter(surroundings.config)[0].versions
     except EdgelinkError:

@@ -55,6 +55,8 @@ class RayEdgeReconciler(RayReconciler):
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()
+        if not self.is_enabled:
+            return await self._do_without()
         tools = await self.prepare()
         await self._leave_a_stranger(tools, lease)
         record = self.ray.node.record

@@ -88,6 +88,12 @@ class RayHeadReconciler(RayReconciler):
         """Whether this network's Ray is to run at all."""
         return self.wishes.wishes.ray_wanted
 
+    async def _do_without(self) -> float:
+        """Tell the nodes, too, that a Ray of an earlier configuration is gone."""
+        if (spec := self._book.newest) is not None:
+            self._give_out(without_ray(spec), {}, None)
+        return await super()._do_without()
+
     @property
     def ride_through_s(self) -> int:
         """The configured value; under a run the one that its Ray was started with, which was published."""
@@ -141,6 +147,8 @@ class RayHeadReconciler(RayReconciler):
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()
+        if not self.is_enabled:
+            return await self._do_without()
         tools = await self.prepare()
         token = self._ray_token() if tools.capabilities.token_auth else None
         if token is not None:

@@ -14,7 +14,7 @@ from edgelink.clock import Clock
 from edgelink.condition_table.required import RAY_JOINED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
-from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
+from edgelink.errors import EdgelinkError, NoRayError, PortBusyError, ProcessStopError, RayClusterError
 from edgelink.facts.board import Board, Fact
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
@@ -23,8 +23,10 @@ from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
 from edgelink.ray_cluster.helper_runner import RayTools
+from edgelink.ray_cluster.interpreter import named_asker
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.ray_cluster.no_ray import NO_RAY, NO_RAY_IN_WORDS
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.slow_agent import TOO_BUSY, gave_up_on_agent, too_busy
 from edgelink.ray_cluster.versions import Versions
@@ -100,6 +102,8 @@ class RayReconciler:
         self._board = inputs.board
         self._board.read(RayReads, self.name, self.wakeup)
         self._restart_why = ""
+        if not self.is_enabled:  # said before the first status goes out: by it the head keeps this node out of Ray
+            self._wait(NO_RAY, NO_RAY_IN_WORDS)
         self.drift = DriftReconciler(
             raylet=lambda: self.ray.node.record.raylet if self.ray.node.record and self.ray.node.is_running else None,
             book=self.ray.starts,
@@ -124,15 +128,33 @@ class RayReconciler:
 
     @property
     def user_uid(self) -> int:
-        """The user that Ray runs as; root while that is not known."""
+        """The user that Ray, or without Ray what other nodes run here, runs as; root while that is not known."""
+        if not self.is_enabled and (named := named_asker(self._config.ray)) is not None:
+            return named.uid
         return self.ray.tools.user.uid if self.ray.tools else 0
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this node runs Ray at all, by its configuration."""
+        return self._config.ray.enabled
+
+    def require_enabled(self) -> None:
+        """Raises NoRayError where this node's configuration says `ray: off`."""
+        if not self.is_enabled:
+            raise NoRayError(
+                "this node has no Ray, by its configuration (`ray: off`)",
+                hint="programs run here without Ray; to have Ray, take `ray: off` out of edgelink.yaml, name "
+                "`ray.python`, and start the daemon anew",
+            )
 
     async def prepare(self) -> RayTools:
         """Find that user, and all else that Ray needs here.
 
         Raises:
+            NoRayError: this node has no Ray, and none is looked for.
             ConfigError, MissingDependencyError: there is no Ray to run, or nobody to run it as.
         """
+        self.require_enabled()
         return self._noted(await self.ray.prepare())
 
     def _noted(self, tools: RayTools) -> RayTools:
@@ -195,7 +217,15 @@ class RayReconciler:
             await self.ray.node.stop()
         return self._wait("RayStopped", f"{why}; `edgelink restart-ray --all` on the head starts it again")
 
+    async def _do_without(self) -> float:
+        """Have no Ray here. The Ray of a daemon that ran with another configuration is ended."""
+        if (record := self.ray.node.record) is not None:
+            _log.info("ray.ended", raylet=record.raylet.pid, why="this node's configuration says `ray: off`")
+            await self.ray.node.stop()
+        return self._wait(NO_RAY, NO_RAY_IN_WORDS)
+
     def _running(self) -> tuple[RayTools, IPv4Address, int]:
+        self.require_enabled()
         record, tools = self.ray.node.record, self.ray.tools
         if record is None or tools is None or not self.ray.node.is_running:
             raise RayClusterError(

@@ -17,6 +17,7 @@ from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.log import get_logger
 from edgelink.process import is_alive
+from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.node import Node
@@ -54,6 +55,7 @@ class ClusterRay:
             RayStoppedError: Ray was stopped everywhere; one node alone cannot have it again.
             DeadlineError: not everybody has a new Ray in time; they go on.
         """
+        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         with nullcontext() if body.get("force") else self._runs.lock.held_by(caller):
             before = {node.node_rank: node.ray_node_id for node in self._runs.nodes()}
@@ -74,6 +76,7 @@ class ClusterRay:
 
     async def want(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Start Ray where it was stopped everywhere; what runs stays as it is."""
+        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         if not self._ray.is_wanted:
             self._ray.wishes.want_ray(True)
@@ -86,6 +89,11 @@ class ClusterRay:
         entries = {entry.node_id: (entry, rank) for entry, rank in self._runs.ranks()}
         named = [node_id for node_id, (entry, _) in entries.items() if name in (node_id, entry.hostname)]
         if name is not None and not named:
+            if any(name in (entry.node_id, entry.hostname) for entry in self._runs.without_ray()):
+                raise UsageError(
+                    f"{name} has {NO_RAY_IN_WORDS}",
+                    hint="take `ray: off` out of its configuration, and start its daemon anew",
+                )
             known = ", ".join(sorted(entry.hostname for entry, _ in entries.values())) or "nobody yet"
             raise UsageError(f"no node {name!r} takes part in Ray here", hint=f"name one of: {known}")
         node_id = named[0] if named else own
@@ -106,6 +114,7 @@ class ClusterRay:
             RunInProgressError: the run in progress cannot be ended from here.
             DeadlineError: the run, or our own Ray, has not ended in time.
         """
+        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
         if (holder := self._runs.lock.holder) is not None:

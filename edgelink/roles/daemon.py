@@ -16,7 +16,7 @@ from edgelink import __version__
 from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller, LocalApi, Route, route
 from edgelink.clock import Clock
-from edgelink.condition_table import Place, types_on
+from edgelink.condition_table import NODES, Place, types_on
 from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
@@ -85,7 +85,10 @@ class Daemon(ABC):
         self._told: dict[str, str | None] = {}  # the reason of each that is True
         self._logged_phase = Phase.STARTING
         self._required, shown = types_on(
-            place, runs_easytier=config.overlay.kind == "easytier", answers_stun=bool(config.relay.stun_ports)
+            place,
+            runs_easytier=config.overlay.kind == "easytier",
+            answers_stun=bool(config.relay.stun_ports),
+            has_ray=config.ray.enabled or place not in NODES,
         )
         self.board = board_of(config)
         self.board.derive(OPENINGS, "what is opened", Allowed, partial(openings, config=config))

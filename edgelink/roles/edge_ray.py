@@ -37,6 +37,7 @@ class EdgeRay:
             DeadlineError: the new Ray has not joined in time; it goes on.
         """
         await require_ray_user(caller, self._ray)
+        self._ray.require_enabled()
         if not body.get("force"):
             self.refuse_in_use()
         spec = self._node.board.facts.cluster_spec

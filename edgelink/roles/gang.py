@@ -11,8 +11,8 @@ from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.registry.payloads import Directory, DirectoryEntry
 from edgelink.roles.per_run import still_closed
 from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
-from edgelink.roles.ranks import Ranks, could_take_part, free_ranks
-from edgelink.roles.selection import Selection
+from edgelink.roles.ranks import Ranks, free_ranks
+from edgelink.roles.selection import Selection, require_ray_nodes
 
 if TYPE_CHECKING:
     from edgelink.roles.node import Node
@@ -77,6 +77,8 @@ class Gang:
             DeadlineError: as above.
         """
         deadline_s = self._node.clock.monotonic_s() + timeout_s
+        if not selectors:
+            require_ray_nodes(count, self._runs.candidates(), self._runs.without_ray())
         selection = Selection.of(selectors)
         if selection is not None and not self._runs.lock.nodes:  # else an earlier attempt of the run has done it
             async for report in self._select(selection, count, timeout_s):
@@ -121,8 +123,8 @@ class Gang:
         def undecided() -> list[str]:
             if self._directory is None:
                 return ["the relay has not told yet who is in the network"]
-            entries, known = could_take_part(self._directory), self.known_labels()
-            selection.check(entries, known, count)
+            entries, known = self._runs.candidates(), self.known_labels()
+            selection.check(entries, known, count, self._runs.without_ray())
             if count and len(selection.among(entries, known)) >= count:
                 return []
             labels = " or ".join(f"{key}={value}" for key, value in sorted(selection.labels))
@@ -133,7 +135,7 @@ class Gang:
             late = _with_notes(undecided, timeout_s)
             async for report in self.wait(0, timeout_s, lambda _rows: not undecided(), late, undecided):
                 yield report
-        taken = selection.among(could_take_part(self._directory), self.known_labels())
+        taken = selection.among(self._runs.candidates(), self.known_labels())
         self._runs.lock.select(tuple(entry.node_id for entry in taken))
         log.info("runs.nodes_selected", nodes=[entry.hostname for entry in taken], holder=self._runs.lock.holder)
         self._node.wake()  # the cluster spec follows
@@ -168,7 +170,7 @@ class Gang:
     def left_out(self) -> list[DirectoryEntry]:
         """Who could take part, but is not asked for by the run in progress."""
         taking_part = {entry.node_id for entry, _ in self._runs.ranks()}
-        return [entry for entry in could_take_part(self._directory) if entry.node_id not in taking_part]
+        return [entry for entry in self._runs.candidates() if entry.node_id not in taking_part]
 
     def strangers(self) -> list[tuple[RayMember, str]]:
         """Who is alive in Ray without taking part, and what is to be said of each."""

@@ -94,7 +94,7 @@ class Node(Member):
             tasks.create_task(self.pairs.run(), name="pairs-words")
             tasks.create_task(run_part(self.pairs, self.board, self.conditions, self.clock), name="pairs")
         tasks.create_task(run_part(self.peers, self.board, self.conditions, self.clock), name="peers")
-        for reconciler in (self.ray, self.ray.drift):
+        for reconciler in (self.ray, self.ray.drift) if self.ray.is_enabled else (self.ray,):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
@@ -180,6 +180,7 @@ class Node(Member):
                 "python_version": spec.python_version,
             },
             "ray_auth": self.exposure.ray_auth,
+            "has_ray": self.ray.is_enabled,
         }
 
     async def _stop_children(self) -> None:

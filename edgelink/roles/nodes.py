@@ -44,14 +44,22 @@ class Nodes:
         yield stream_route("POST", "/wait", self.wait)
 
     def rows(self, ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Of every node that takes part; ``ways``: how each is reached, by overlay address."""
+        """Of every node that takes part, then of those that have no Ray by their configuration.
+
+        Args:
+            ways: how each is reached, by overlay address.
+        """
         entries = {rank: entry for entry, rank in self._runs.ranks()}
         return [
-            self._row(node, entries.get(node.node_rank), ways.get(str(node.overlay_ip))) for node in self._runs.nodes()
+            self._row(node, entry, ways.get(str(node.overlay_ip)))
+            for node, entry in (
+                *((node, entries.get(node.node_rank)) for node in self._runs.nodes()),
+                *zip(self._runs.nodes_without_ray(), self._runs.without_ray(), strict=True),
+            )
         ]
 
     async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        """Every node that takes part, who else is alive in Ray, and the totals of what Ray has."""
+        """Every node that has a rank, who else is alive in Ray, and the totals of what Ray has."""
         found = self._runs.nodes()
         ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
         spec = self._node.board.facts.cluster_spec
@@ -74,13 +82,14 @@ class Nodes:
                 {"hostname": entry.hostname, "node_id": entry.node_id, "overlay_ip": str(entry.overlay_ip)}
                 for entry in self._runs.gang.left_out()
             ],
-            "totals": {"enrolled": len(found), **totals(found)},
+            "totals": {"enrolled": len(found), "without_ray": len(self._runs.without_ray()), **totals(found)},
         }
 
     def samples(self) -> Iterator[Sample]:
         """What the head tells Prometheus of the cluster and of its runs."""
         found = self._runs.nodes()
         yield from metrics.of_cluster([asdict(node) for node in found], totals(found), len(self._runs.gang.strangers()))
+        yield from metrics.of_nodes_without_ray([asdict(node) for node in self._runs.nodes_without_ray()])
         yield from metrics.of_run(self._runs.record)
 
     async def wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -124,7 +133,8 @@ class Nodes:
             "hostname": node.hostname,
             "node_id": entry.node_id if entry else None,
             "role": entry.role.value if entry else None,
-            "node_rank": node.node_rank,
+            "node_rank": None if node.without_ray else node.node_rank,
+            "has_ray": not node.without_ray,
             "overlay_ip": node.overlay_ip,
             "online": None if status is None else status.online,
             "phase": None if status is None or not status.online else status.phase,
@@ -162,7 +172,7 @@ def totals(rows: Rows) -> dict[str, float]:
 def _in_ray(node: NodeReadiness) -> str:
     if node.paused_s is not None:
         return f"paused {brief(node.paused_s)}"
-    return "alive" if node.ready else node.brief
+    return "alive" if node.ready and not node.without_ray else node.brief
 
 
 def wrong(node: NodeReadiness, status: NodeStatus | None) -> list[str]:

@@ -9,22 +9,29 @@ from edgelink.registry.payloads import Directory, DirectoryEntry
 Ranks = list[tuple[DirectoryEntry, int]]
 
 
-def could_take_part(directory: Directory | None) -> list[DirectoryEntry]:
-    """Who has a rank, in the order of the preferred ones; pure."""
+def could_take_part(directory: Directory | None, without_ray: Collection[str] = ()) -> list[DirectoryEntry]:
+    """Who has a rank, in the order of the preferred ones; pure.
+
+    Args:
+        without_ray: the node ids of those that have no Ray by their own configuration.
+    """
     if directory is None:
         return []
-    ranked = [entry for entry in directory.entries if entry.preferred_rank is not None]
+    ranked = [
+        entry for entry in directory.entries if entry.preferred_rank is not None and entry.node_id not in without_ray
+    ]
     ranked.sort(key=lambda entry: entry.preferred_rank or 0)
     return ranked
 
 
-def rank_map(directory: Directory | None, asked_for: Collection[str] = ()) -> Ranks:
+def rank_map(candidates: Collection[DirectoryEntry], asked_for: Collection[str] = ()) -> Ranks:
     """Who takes part, with dense node ranks in the order of the preferred ones; pure.
 
     Args:
+        candidates: those who could, see :func:`could_take_part`.
         asked_for: the node ids of those that a run asks for. Empty: all take part.
     """
-    taking_part = [entry for entry in could_take_part(directory) if not asked_for or entry.node_id in asked_for]
+    taking_part = [entry for entry in candidates if not asked_for or entry.node_id in asked_for]
     return [(entry, rank) for rank, entry in enumerate(taking_part)]
 
 

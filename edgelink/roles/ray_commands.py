@@ -28,7 +28,7 @@ async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
         UsageError: it is somebody else.
         ConfigError, MissingDependencyError: nobody can say who that user is.
     """
-    if caller.uid != 0:  # root has no need to wait
+    if caller.uid not in (0, ray.user_uid):  # who that user is, is not known yet
         await ray.prepare()
     caller.require(ray.user_uid)
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from edgelink.conditions import Status
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.no_ray import NO_RAY_BRIEF, NO_RAY_IN_WORDS
 from edgelink.ray_cluster.pause import Pause, pause_in_words
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
@@ -59,6 +60,7 @@ class NodeReadiness:
     told_by: str | None = None  # who says that it is paused
     paused_s: float | None = field(default=None, compare=False)  # since its last answer
     gives_up_in_s: float | None = field(default=None, compare=False)  # until Ray may give it up, at the earliest
+    without_ray: bool = False  # by its own configuration: it is no node of Ray, and its rank says nothing
     ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
 
     @property
@@ -89,6 +91,7 @@ class NodeFacts:
         is_silent: it does not answer over the overlay.
         may_be_back: its status is of a session with the broker that has ended.
         has_left: it has left the network by its own word, as the registry remembers.
+        is_without_ray: it has no Ray by its own configuration.
     """
 
     rank: int
@@ -101,6 +104,7 @@ class NodeFacts:
     is_silent: bool = False
     may_be_back: bool = False
     has_left: bool = False
+    is_without_ray: bool = False
 
 
 def unclaimed_in_words(ranks: Sequence[int]) -> str:
@@ -129,7 +133,7 @@ def unclaimed(rank: int) -> NodeReadiness:
 def readiness(now: NodeFacts) -> NodeReadiness:
     """Return at which step of its life the node stands."""
     rank, entry, status, member = now.rank, now.entry, now.status, now.member
-    found = differences(versions_of(status), now.head)
+    found = [] if now.is_without_ray else differences(versions_of(status), now.head)
 
     def node(step: str, message: str, brief: str, state: State = "coming") -> NodeReadiness:
         return NodeReadiness(
@@ -142,6 +146,7 @@ def readiness(now: NodeFacts) -> NodeReadiness:
             brief=brief,
             warnings=warnings(found),
             state=state,
+            without_ray=now.is_without_ray,
         )
 
     if (now.has_left and not (status and status.online)) or (status and status.has_left):
@@ -165,7 +170,7 @@ def readiness(now: NodeFacts) -> NodeReadiness:
         return node("Started", why, "offline", "silent")
     conditions = {condition.type: condition for condition in status.conditions}
     refused = refusal(found)
-    for step in _LIFE_ORDER:
+    for step in _LIFE_ORDER[:-1] if now.is_without_ray else _LIFE_ORDER:
         condition = conditions.get(step)
         if condition is not None and condition.status is Status.TRUE:
             continue
@@ -180,6 +185,8 @@ def readiness(now: NodeFacts) -> NodeReadiness:
     if now.is_silent:
         why = f"no answer over the overlay: is {entry.hostname} switched on, and its uplink there?"
         return node("PeersReachable", why, "no answer", "silent")
+    if now.is_without_ray:
+        return node("PeersReachable", NO_RAY_IN_WORDS, NO_RAY_BRIEF, "ready")
     if (former := now.former) is not None:
         return node(
             "RayJoined",

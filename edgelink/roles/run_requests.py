@@ -148,6 +148,7 @@ class RunRequests:
             last = now
 
     async def _require_ray(self, caller: Caller) -> RayHeadReconciler:
+        self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         return self._ray
 

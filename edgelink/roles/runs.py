@@ -16,13 +16,15 @@ from edgelink.errors import RayClusterError
 from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.no_ray import NO_RAY
 from edgelink.reconcile import Wakeup
 from edgelink.registry.allocator import HEAD_RANK
-from edgelink.registry.payloads import ClusterSpec, EdgesOpenTo
+from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, EdgesOpenTo
 from edgelink.roles.gang import Gang
-from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
+from edgelink.roles.ranks import Ranks, could_take_part, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.roles.run_lock import RunLock
+from edgelink.runs.without_ray import WithoutRayBook
 from edgelink.timeouts import timeout
 from edgelink.training.run_record import RunRecord
 
@@ -75,6 +77,7 @@ class Runs:
         self._is_held_back = False
         self._edges_meet = False  # the run that is about to be granted needs that
         self._may_come_back_until_s = node.clock.monotonic_s() + _COMES_BACK_S
+        self._without_ray = WithoutRayBook(node.paths.state / "without-ray.json", node.files)
         self.gang = Gang(node, self)
         self._ranks: Ranks = []  # as they were looked at last
         self._record_path = node.paths.state / "last-run.json"
@@ -146,10 +149,27 @@ class Runs:
         self.show_nodes_ready()
         self._wake_watchers()
 
+    def without_ray(self) -> list[DirectoryEntry]:
+        """The nodes with a lease for Ray that have none by their own configuration."""
+        facts = self._node.board.facts
+        if facts.directory is None:
+            return []
+        known = self._without_ray.look(facts.statuses, facts.directory)
+        if not self._node.ray.is_enabled:
+            known |= {self._node.key.node_id}
+        return [entry for entry in could_take_part(facts.directory) if entry.node_id in known]
+
+    def candidates(self) -> list[DirectoryEntry]:
+        """The nodes that could take part in Ray, in the order of their ranks. Without Ray on the head there is none."""
+        if not self._node.ray.is_enabled:
+            return []
+        return could_take_part(self._node.board.facts.directory, {entry.node_id for entry in self.without_ray()})
+
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
         facts = self._node.board.facts
-        wanted = self._ranks = keeping_addresses(rank_map(facts.directory, self.lock.nodes), self._ranks, facts.waiting)
+        now = rank_map(self.candidates(), self.lock.nodes)
+        wanted = self._ranks = keeping_addresses(now, self._ranks, facts.waiting)
         in_use = self.lock.ranks
         if in_use is None:
             return wanted
@@ -177,7 +197,9 @@ class Runs:
             told.append(f"not alive in Ray: {', '.join(missing)}")
         if paused:
             told.append(f"paused, no answer: {', '.join(paused)}; Ray rides through, `edgelink nodes` says how long")
-        if not expected:
+        if not self._node.ray.is_enabled:
+            conditions.set_false("NodesReady", NO_RAY, "this head has no Ray by its configuration (`ray: off`)")
+        elif not expected:
             conditions.set("NodesReady", Status.UNKNOWN, "DirectoryNotSeen", _DIRECTORY_NOT_SEEN)
         elif told:
             conditions.set_false("NodesReady", "NodesPaused" if paused else "NodesMissing", "; ".join(told))
@@ -250,6 +272,8 @@ class Runs:
         facts, now_s, report = self._node.board.facts, self._node.clock.monotonic_s(), []
         if (directory := facts.directory) is None:
             return [self._readiness_without_directory()]
+        if not self._node.ray.is_enabled:
+            return []
         entries = {rank: entry for entry, rank in self.ranks()}
         statuses, alive, ray_known = facts.statuses.rows, self.alive(), self._ray_known
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
@@ -277,6 +301,28 @@ class Runs:
             ready = replace(ready, ray_node_id=known.member.node_id if known.member else None, ray_known=ray_known)
             if known.status is not None:
                 ready = replace(ready, online=known.status.online, device=known.status.device)
+            report.append(ready)
+        return report
+
+    def nodes_without_ray(self) -> list[NodeReadiness]:
+        """How far each node has come that has no Ray by its own configuration."""
+        facts, directory = self._node.board.facts, self._node.board.facts.directory
+        report = []
+        for entry in self.without_ray():
+            is_own = entry.node_id == self._node.key.node_id
+            status = facts.node_status if is_own else facts.statuses.rows.get(entry.node_id)
+            known = NodeFacts(
+                HEAD_RANK,
+                entry,
+                status=status,
+                is_silent=entry.hostname in facts.silent,
+                may_be_back=entry.node_id not in facts.stopped,
+                has_left=directory is not None and entry.node_id in directory.left,
+                is_without_ray=True,
+            )
+            ready = readiness(known)
+            if status is not None:
+                ready = replace(ready, online=status.online, device=status.device)
             report.append(ready)
         return report
 

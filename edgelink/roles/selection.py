@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgelink.errors import ConfigError, UsageError
+from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.registry.payloads import DirectoryEntry, Role
+from edgelink.wording import few
+
+_WITHOUT_THEM = (
+    "take these nodes out of the run, or take `ray: off` out of their configuration and start their daemons anew"
+)
 
 LabelsOf = Mapping[str, Mapping[str, str]]  # by node id, of those who have told them
 
@@ -32,9 +38,12 @@ class Selection:
 
     def takes(self, entry: DirectoryEntry, known: LabelsOf) -> bool:
         """Whether it takes part, as far as that is known."""
-        if entry.role is Role.HEAD or not self.names.isdisjoint((entry.hostname, entry.node_id)):
+        if entry.role is Role.HEAD or self._names(entry):
             return True
         return not self.labels.isdisjoint(known.get(entry.node_id, {}).items())
+
+    def _names(self, entry: DirectoryEntry) -> bool:
+        return not self.names.isdisjoint((entry.hostname, entry.node_id))
 
     def among(self, entries: Iterable[DirectoryEntry], known: LabelsOf) -> list[DirectoryEntry]:
         """Who takes part, as far as that is known."""
@@ -46,14 +55,29 @@ class Selection:
             return []
         return [entry.hostname for entry in entries if entry.node_id not in known and not self.takes(entry, known)]
 
-    def check(self, entries: Sequence[DirectoryEntry], known: LabelsOf, count: int) -> None:
-        """Refuse what cannot come true, whoever starts; ``entries``: all who could take part, ``count``: as many nodes
-        are asked for (0: no matter).
+    def check(
+        self,
+        entries: Sequence[DirectoryEntry],
+        known: LabelsOf,
+        count: int,
+        without_ray: Sequence[DirectoryEntry] = (),
+    ) -> None:
+        """Refuse what cannot come true, whoever starts.
+
+        Args:
+            entries: all who could take part.
+            count: how many nodes are asked for. 0: no matter.
+            without_ray: those who could not, because they have no Ray by their own configuration.
 
         Raises:
-            UsageError: nobody has such a name, or nobody such a label.
+            UsageError: nobody has such a name, or nobody such a label; or a node that is named has no Ray.
             ConfigError: fewer are named than are asked for.
         """
+        if named := [entry.hostname for entry in without_ray if self._names(entry)]:
+            raise UsageError(
+                f"--nodes: {_with_no_ray(named)}, so a run cannot have a process of Ray there",
+                hint=_WITHOUT_THEM,
+            )
         everybody = {name for entry in entries for name in (entry.hostname, entry.node_id)}
         if unknown := sorted(self.names - everybody):
             hosts = ", ".join(sorted(entry.hostname for entry in entries))
@@ -73,3 +97,26 @@ class Selection:
                 f"cluster.num_nodes is {count}, but --nodes takes {len(taken)}: {', '.join(taken)}",
                 hint="name more nodes (the head counts, and need not be named), or lower cluster.num_nodes",
             )
+
+
+def require_ray_nodes(count: int, entries: Sequence[DirectoryEntry], without_ray: Sequence[DirectoryEntry]) -> None:
+    """Refuse a run that counts nodes without Ray among its nodes; pure.
+
+    Args:
+        count: how many nodes the run asks for. 0: all that there are.
+        entries: all who could take part.
+        without_ray: those who could not, because they have no Ray by their own configuration.
+
+    Raises:
+        ConfigError: with them there would be enough.
+    """
+    if len(entries) < count <= len(entries) + len(without_ray):
+        names = [entry.hostname for entry in without_ray]
+        raise ConfigError(
+            f"cluster.num_nodes is {count}, and only {len(entries)} of the nodes have Ray: {_with_no_ray(names)}",
+            hint=f"lower cluster.num_nodes, or: {_WITHOUT_THEM}",
+        )
+
+
+def _with_no_ray(names: Sequence[str]) -> str:
+    return f"{few(names)} {'has' if len(names) == 1 else 'have'} {NO_RAY_IN_WORDS}"

@@ -52,7 +52,7 @@ def _checks(config: Config, paths: Paths, manager: ServiceManager | None) -> Ite
     except (RegistryError, PermissionError):
         return  # damaged, or not ours to see: which of the settings matter here is not known
     lease = membership.lease if membership is not None else None
-    if lease is None or lease.role is not Role.RELAY:
+    if config.ray.enabled and (lease is None or lease.role is not Role.RELAY):
         yield partial(_require_user, "ray.user", config.ray.user)
         yield partial(_require_file, "ray.python", config.ray.python)
     if lease is not None and lease.is_relay and not holds_registry:

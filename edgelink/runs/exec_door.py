@@ -274,7 +274,14 @@ class ExecDoor:
         Raises:
             ConfigError, MissingDependencyError: nobody is named, or only root is left.
         """
-        user = named_asker(self._config.ray) or (await self._local_ray.prepare()).user
+        user = named_asker(self._config.ray)
+        if user is None and not self._ray.is_enabled:
+            raise ConfigError(
+                "nobody is named as whom programs of other nodes run on a node without Ray",
+                hint="set ray.user on that node to the user whose programs these are",
+                reason="ExecAsRoot",
+            )
+        user = user or (await self._local_ray.prepare()).user
         if user.uid == 0 and not self._config.exec.allow_root:
             raise ConfigError(
                 "programs of other nodes would run as root here",
