@@ -739,9 +739,9 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
     assert ask("is_robot")
     assert worker.count() == 2, "as it has them, not as was asked for"
     assert str(worker.spaces()).startswith("observations 4 float32")
-    collector = RobotCollector(ask, lambda: (4, CART_POLE))
+    collector = RobotCollector(ask, lambda: (4, CART_POLE), lambda: 4, 6)
     try:
-        assert collector.collect(5)["weights_version"] == 4
+        assert collector.collect(5, 4)["weights_version"] == 4
         played = collector.evaluate(4)
         assert len(played.returns) == 4
         assert all(value >= 5 for value in played.returns)
@@ -763,14 +763,14 @@ def test_new_weights_reach_the_robot_while_nobody_collects() -> None:
         asked.append(arguments)
         return {"weights_version": 2}
 
-    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered - 1)
+    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered, 1)
     threading.Thread(target=collector.hand_over_each, args=(inbox.wait_for,), daemon=True).start()
     for version in (1, 2):
         inbox.offer(Offer(version, (encode(Patterns.of(CART_POLE)),)))
         eventually(lambda version=version: handed[-1:] == [version])
-    assert collector.collect(5) == {"weights_version": 2}
+    assert collector.collect(5, 2) == {"weights_version": 2}
     assert handed == [1, 2]
-    assert [arguments[::2] for arguments in asked] == [(5, 1)]
+    assert [(steps, least, enough) for steps, _, least, enough in asked] == [(5, 1, 5)]
 
 
 def test_the_links_age_is_that_of_the_last_answer() -> None:

@@ -97,13 +97,16 @@ class RobotEnvironment:
         if version == self._block.words.weights_version:
             self._block.words.weights_confirmed_ns = now_ns()
 
-    def take(self, steps: int, patience_s: float, least_version: int = 0) -> dict[str, Any] | None:
-        """The next ``steps`` steps, as the parts of a fragment that are the environment's.
+    def take(
+        self, steps: int, patience_s: float, least_version: int = 0, enough: int | None = None
+    ) -> dict[str, Any] | None:
+        """Return the next ``steps`` steps, as the parts of a fragment that are the environment's.
 
         None, if they are not there within ``patience_s``: what has come is kept for the next call. A robot that holds
         gives none.
 
         Args:
+            enough: with so many steps it does not wait for more. None: for all of them.
             least_version: steps by older weights are left out at the beginning, and counted, also those that were
                 kept before: after a long hold they would make what comes with them too old.
 
@@ -111,11 +114,14 @@ class RobotEnvironment:
             ConnectionError: the control process has ended.
         """
         ends_s = time.monotonic() + patience_s
+        enough = steps if enough is None else enough
         self._stale += self._reader.skip_to(_BACKLOG * steps)
         self._leave_older(least_version)
         while (have := sum(len(part) for part in self._parts)) < steps:
-            rows = self.rows(steps - have, ends_s, 0 if have else least_version)
+            rows = self.rows(steps - have, ends_s if have < enough else 0.0, 0 if have else least_version)
             if not len(rows):
+                if have >= enough:
+                    break
                 return None
             self._parts.append(rows)
             self._ended += self._counter.add(rows)
