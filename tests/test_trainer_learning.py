@@ -380,6 +380,24 @@ def test_how_large_rewards_are_changes_nothing_where_they_are_normalised(kind: s
     assert actual.explained == expected.explained
 
 
+@pytest.mark.parametrize("steps", [64, 16, 4])
+def test_how_long_fragments_are_does_not_change_the_scale_of_rewards(steps: int) -> None:
+    """The link shortens those of a slow edge: what its rewards are worth stays the same. An end begins a sum anew."""
+    spaces = SPACES["continuous"]
+    series = bandit(spaces, learner_of(spaces).latest().weights, np.random.default_rng(0), 1, steps=512)
+    ended = np.random.default_rng(1).random(series.rewards.shape) < 0.01
+    scales = []
+    for length in (512, steps):
+        learner = learner_of(spaces, normalise_rewards=True, epochs=1, minibatch=1 << 20)
+        for index in range(512 // length):
+            part = slice(index * length, (index + 1) * length)
+            columns = ("observations", "actions", "log_probs", "rewards", "truncated")
+            cut = {name: getattr(series, name)[part] for name in columns}
+            learner.update(index + 1, replace(series, terminated=ended[part], **cut))
+        scales.append(learner.state()["normalisation/rewards"])
+    assert scales[1] == pytest.approx(scales[0], rel=1e-9)
+
+
 @pytest.mark.parametrize("size", [1.0, 2.0**-14, 2.0**-40])
 def test_advantages_are_normalised_whatever_their_size(size: float) -> None:
     """To a deviation of 1; and values that foretell small returns count as such."""
@@ -733,8 +751,9 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
     generator = np.random.default_rng(0)
     alone, first = Learner(settings, spaces), Learner(settings, spaces, 0, 2)
     untrained = alone.latest().weights
-    fragments = [bandit(spaces, untrained, generator, 1, steps=steps, rank=steps) for steps in (30, 9, 20)]
-    everything = [alone.update(1, *fragments), alone.update(2, *fragments[:1])]
+    made = [bandit(spaces, untrained, generator, 1, steps=steps, rank=steps) for steps in (30, 9, 20)]
+    fragments = [replace(fragment, terminated=fragment.truncated) for fragment in made]  # episodes go on
+    everything = [alone.update(1, *fragments), alone.update(2, *fragments[:1]), alone.update(3, *fragments[:2])]
     with pytest.raises(RuntimeError, match="has not joined"):
         first.update(1, *fragments)
 
@@ -743,15 +762,17 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
     try:
         assert second.stdin is not None
         other = replace(settings, seed=99)
-        second.stdin.write(pickle.dumps((other, spaces, rendezvous, [(1, fragments[1:]), (2, [])])))
+        second.stdin.write(pickle.dumps((other, spaces, rendezvous, [(1, fragments[1:]), (2, []), (3, fragments[:1])])))
         second.stdin.close()
         assert first.join(rendezvous) == ""
-        shared = [first.update(1, *fragments[:1]), first.update(2, *fragments[:1])]
+        shared = [first.update(index, *fragments[share : share + 1]) for index, share in ((1, 0), (2, 0), (3, 1))]
         assert second.wait(120) == 0
     finally:
         second.kill()
         first.leave()
 
+    scales = [learner.state()["normalisation/rewards"] for learner in (alone, first)]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-9), "sums of rewards go on where the last fragment ended"
     for expected, actual in zip(everything, shared, strict=True):
         assert actual.samples == expected.samples
         assert actual.value_loss == pytest.approx(expected.value_loss, rel=1e-3)

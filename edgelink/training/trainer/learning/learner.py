@@ -33,6 +33,8 @@ from edgelink.training.trainer.whereabouts import Located
 _LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a linear schedule
 _STOP_BEYOND = 1.5  # times target_kl
 _ROUNDING = 1e-6  # share of the returns' size below which advantages are what float32 leaves of a difference
+_SUMS = "sums/"  # in a checkpoint, with the pair's rank
+_NO_PAIR = -1.0  # in a row that only makes one learner's as long as another's
 _JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
 
@@ -89,6 +91,7 @@ class Learner(Located):
         self._generator = np.random.default_rng([settings.seed, rank])
         self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
         self._rewards = Moments(1) if settings.normalise_rewards else None
+        self._sums: dict[int, Any] = {}  # of past rewards, where the last fragment of each pair ended
         self._objective = Objective(torch, spaces, settings)
         parts = torch, self._networks, self._objective, settings
         self._steps = RecordedSteps(*parts, recorder(torch)) if self._device.type == CUDA else Steps(*parts)
@@ -174,7 +177,7 @@ class Learner(Located):
         for name, moments in (("observations", self._seen), ("rewards", self._rewards)):
             if moments is not None:
                 arrays[f"normalisation/{name}"] = moments.row()
-        return arrays
+        return arrays | {f"{_SUMS}{rank}": sums for rank, sums in self._sums.items()}
 
     def load_state(self, arrays: Mapping[str, Any]) -> Update:
         """Go on from what ``state`` gave.
@@ -195,6 +198,8 @@ class Learner(Located):
         for name, found in (("observations", self._seen), ("rewards", self._rewards)):
             if found is not None:
                 found.load(arrays[f"normalisation/{name}"])
+        sums = {key: array for key, array in arrays.items() if key.startswith(_SUMS)}
+        self._sums = {int(key.removeprefix(_SUMS)): np.array(array) for key, array in sums.items()}
         self._iteration = int(arrays["iteration"])
         if self._rank == 0:
             self._generator.bit_generator.state = json.loads(str(arrays["random"]))
@@ -209,12 +214,33 @@ class Learner(Located):
             count = sum(fragment.samples for fragment in fragments)
             self._merge(self._seen, observations_of(self._spaces, fragments)[:count])
         if self._rewards is not None:
-            discount = self._settings.discount
-            sums = [
-                discounted_sums(fragment.rewards, fragment.terminated | fragment.truncated, discount)
-                for fragment in fragments
-            ]
+            sums = [self._sums_of(fragment) for fragment in fragments]
             self._merge(self._rewards, np.concatenate([np.zeros(0), *sums])[:, None])
+            self._share_sums([fragment.rank for fragment in fragments])
+
+    def _sums_of(self, fragment: Fragment) -> Any:
+        """Return the discounted sums at its steps, which go on from the fragment of the same pair before."""
+        width = fragment.rewards.shape[1]
+        before = self._sums.get(fragment.rank, np.zeros(0))
+        ended = fragment.terminated | fragment.truncated
+        sums, self._sums[fragment.rank] = discounted_sums(
+            fragment.rewards, ended, self._settings.discount, before if len(before) == width else np.zeros(width)
+        )
+        return sums
+
+    def _share_sums(self, ranks: Sequence[int]) -> None:
+        """Tell the other learners where these pairs are: the next fragment of each may be dealt to another one."""
+        if self._group.world == 1:
+            return
+        rows = [np.full((len(self._sums[rank]), 2), rank, np.float64) for rank in ranks]
+        for row, rank in zip(rows, ranks, strict=True):
+            row[:, 1] = self._sums[rank]
+        own = np.concatenate([np.zeros((0, 2)), *rows])
+        most = max(int(count[0]) for count in self._group.gather(np.asarray([len(own)])))
+        padded = np.concatenate([own, np.full((most - len(own), 2), _NO_PAIR)])
+        for found in self._group.gather(padded):
+            for rank in np.unique(found[found[:, 0] != _NO_PAIR, 0]):
+                self._sums[int(rank)] = found[found[:, 0] == rank, 1]
 
     def _merge(self, moments: Moments, rows: Any) -> Moments:
         for row in self._group.gather(moments_of(rows).row()):
