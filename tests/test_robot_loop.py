@@ -116,6 +116,25 @@ def test_the_deadman_fires_one_period_after_the_timeout_at_most(bench: Bench) ->
     assert (bench.words.holds, bench.words.stops, bench.words.resumes) == (1, 1, 1)
 
 
+def test_a_worker_that_is_stuck_is_no_live_link() -> None:
+    """From its loop's first round on, each has to be followed by another one, by the robot's own clock."""
+    bench = running(Bench(replace(SETTINGS, policy_timeout_s=0.0)))
+    bench.tick(1000)
+    assert bench.state == (State.RUNNING, Cause.NONE), "a worker that shows nothing of itself yet"
+    for _ in range(10):
+        bench.words.add("worker_steps")
+        bench.tick(round(SETTINGS.worker_timeout_s * 100))
+        assert bench.state == (State.RUNNING, Cause.NONE)
+    bench.tick(2)
+    assert bench.state == (State.HOLDING, Cause.WORKER_STUCK)
+    bench.tick(round(SETTINGS.stop_after_s * 100))
+    assert bench.state == (State.STOPPED, Cause.WORKER_STUCK)
+    for _ in range(11):
+        bench.words.add("worker_steps")
+        bench.tick(10)
+    assert bench.state == (State.RUNNING, Cause.NONE)
+
+
 def test_a_policy_that_is_too_old_is_not_acted_by(bench: Bench) -> None:
     """A new one brings it back."""
     bench.tick(501)

@@ -14,6 +14,7 @@ from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, Attempt
 
+_BEAT_S = 0.2  # how often the robot is shown that there is somebody
 _PATIENCE_S = 0.05  # so long, at most, new weights wait for steps that are being taken
 
 
@@ -84,16 +85,19 @@ class RobotCollector:
         self._finished = [returns[each:] for returns in self._finished]
         return Played(played, version, broken_off)
 
-    def hand_over_each(self, wait_for: Callable[[int], Any]) -> None:
-        """Hand over each version that comes, also while nobody collects; a thread's work. Ends with the robot.
+    def hand_over_each(self, wait_for: Callable[[int, float], Any]) -> None:
+        """Hand over each version that comes, also while nobody collects, and show the robot that this goes on: if this
+        thread, the env worker's or what is between them is stuck, the robot holds. A thread's work; ends with the
+        robot.
 
         Args:
-            wait_for: returns when there are weights of this version or a newer one.
+            wait_for: returns when there are weights of this version or a newer one, or after so many seconds.
         """
         with contextlib.suppress(Exception):  # whoever collects meets it, too
             while True:
-                wait_for(self._handed + 1)
+                wait_for(self._handed + 1, _BEAT_S)
                 self._hand_over()
+                self._ask("beat")
 
     def confirm(self, version: int) -> None:
         """``version`` is the newest that there is. Says nothing of another one that the robot has."""

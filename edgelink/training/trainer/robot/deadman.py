@@ -42,6 +42,7 @@ class Cause(IntEnum):
     STALLED = 7  # the loop was stuck in the robot's code
     CLOSING = 8  # the run is over
     NO_POLICY = 9  # none has come yet
+    WORKER_STUCK = 10  # the loop that takes its experience has not come round for too long
 
     @property
     def needs_a_person(self) -> bool:
@@ -70,6 +71,12 @@ class DeadmanSettings:
         0.0,
         "so long ago may the robot's weights have come, or the driver have said that they are still the newest, which "
         "it does about once a second; 0: do not look",
+        at_least=0,
+    )
+    worker_timeout_s: float = setting(
+        5.0,
+        "for so long may the loop that takes the robot's experience and hands over policies not come round before the "
+        "robot holds, though its processes live; 0: do not look",
         at_least=0,
     )
     stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)

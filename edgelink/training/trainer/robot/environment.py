@@ -87,9 +87,15 @@ class RobotEnvironment:
         """Which weights the robot acts by; 0 before the first."""
         return self._block.words.policy_version
 
+    def beat(self) -> None:
+        """Show the robot that the loop which serves it comes round. Whoever has called this, or anything that hands
+        over a policy or takes experience, does so again within ``deadman.worker_timeout_s``, or the robot holds."""
+        self._block.words.add("worker_steps")
+
     def load_policy(self, version: int, weights: Weights) -> None:
         """Hand over, in the middle of anything. The control process copies 128 KiB of them at each control instant, and
         then acts by them, unless newer ones came before it began."""
+        self.beat()
         self._weights.publish(version, weights)
 
     def confirm_policy(self, version: int) -> None:
@@ -227,6 +233,7 @@ class RobotEnvironment:
             ConnectionError: the control process has ended.
         """
         while True:
+            self.beat()
             self._stale += self._reader.skip_older(least_version) if least_version else 0
             rows = self._reader.take(most)
             if len(rows):
