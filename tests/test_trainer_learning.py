@@ -31,7 +31,7 @@ from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.learning.learner import Learner
 from edgelink.training.trainer.learning.objective import Objective
 from edgelink.training.trainer.learning.policy import act, normalised, outputs
-from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.settings import ROBOT_LOG_STD, Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
 from edgelink.training.trainer.learning.statistics import moments_of, normalisation
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -267,6 +267,38 @@ def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str, before:
     assert {name: array.tolist() for name, array in actual.items()} == {
         name: array.tolist() for name, array in expected.items()
     }
+
+
+def test_an_untrained_policy_for_a_robot_keeps_away_from_its_limits() -> None:
+    """One for simulators, which begins as wide as half the range, is beyond them with a third of its numbers."""
+    beyond, spaces = {}, SPACES["continuous"]
+    low, high = np.asarray(spaces.action_low), np.asarray(spaces.action_high)
+    for log_std in (None, ROBOT_LOG_STD):
+        policy = learner_of(spaces, initial_log_std=log_std).latest().weights
+        drawn, _ = act(spaces, policy, some_observations(spaces, 5000), np.random.default_rng(0))
+        beyond[log_std] = ((drawn <= low) | (drawn >= high)).mean()
+    assert beyond[None] > 0.25
+    assert beyond[ROBOT_LOG_STD] == 0.0
+    wide = learner_of(spaces, initial_log_std=-6.0).latest().weights["policy/log_std"]
+    assert wide.min() == -4.0, "no narrower than least_log_std"
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_a_training_may_begin_with_another_ones_policy(kind: str) -> None:
+    """Its networks and what they know of observations; the count, the rate and the optimiser are the new training's."""
+    spaces = SPACES[kind]
+    generator = np.random.default_rng(0)
+    taught, new = learner_of(spaces), learner_of(spaces, seed=4)
+    for iteration in range(1, 4):
+        taught.update(iteration, bandit(spaces, taught.latest().weights, generator, iteration))
+    begun = new.begin_with(taught.state())
+    assert begun.version == 0
+    assert begun.weights.keys() == taught.latest().weights.keys()
+    for name, array in taught.latest().weights.items():
+        assert begun.weights[name] == pytest.approx(array), name
+    assert new.update(1, bandit(spaces, begun.weights, generator, 1)).version == 1
+    with pytest.raises(TrainerError, match="or --policy"):
+        learner_of(SPACES["small pixels"]).begin_with(taught.state())
 
 
 def far_out(spaces: Spaces, learner: Learner) -> Fragment:

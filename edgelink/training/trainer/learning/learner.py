@@ -86,7 +86,8 @@ class Learner(Located):
         self._spaces = spaces
         self._settings = settings = settings.completed(spaces)
         self._device = chosen(torch, settings.device)
-        self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device)
+        log_std = max(settings.initial_log_std or 0.0, settings.least_log_std)
+        self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device, log_std)
         self._rank, self._world = rank, world
         self._generator = np.random.default_rng([settings.seed, rank])
         self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
@@ -185,19 +186,13 @@ class Learner(Located):
         Raises:
             TrainerError: it is of another task, of other networks, or of what is normalised otherwise.
         """
-        _check_fits(arrays, self._spaces, self._networks)
-        _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
-        self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
-        self._networks.keep_wide(self._settings.least_log_std)
+        self._take_networks(arrays)
         remembered = {
             key.removeprefix("optimiser/"): np.array(array)
             for key, array in arrays.items()
             if key.startswith("optimiser/")
         }
         self._steps.load_state(remembered)
-        for name, found in (("observations", self._seen), ("rewards", self._rewards)):
-            if found is not None:
-                found.load(arrays[f"normalisation/{name}"])
         sums = {key: array for key, array in arrays.items() if key.startswith(_SUMS)}
         self._sums = {int(key.removeprefix(_SUMS)): np.array(array) for key, array in sums.items()}
         self._iteration = int(arrays["iteration"])
@@ -207,6 +202,26 @@ class Learner(Located):
             self._generator = np.random.default_rng([self._settings.seed, self._rank, self._iteration])
         self._latest = Update(self._iteration, self._weights())
         return self._latest
+
+    def begin_with(self, arrays: Mapping[str, Any]) -> Update:
+        """Begin a training of its own with the networks and the normalisation of what ``state`` gave.
+
+        Raises:
+            TrainerError: as ``load_state``.
+        """
+        self._take_networks(arrays)
+        self._latest = Update(0, self._weights())
+        return self._latest
+
+    def _take_networks(self, arrays: Mapping[str, Any]) -> None:
+        moments = {"observations": self._seen, "rewards": self._rewards}
+        _check_fits(arrays, self._spaces, self._networks)
+        _check_normalisation(arrays, moments)
+        self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
+        self._networks.keep_wide(self._settings.least_log_std)
+        for name, found in moments.items():
+            if found is not None:
+                found.load(arrays[f"normalisation/{name}"])
 
     def _observe(self, fragments: Sequence[Fragment]) -> None:
         """What is new about means and deviations, before it is learned from."""
@@ -327,12 +342,14 @@ class Learner(Located):
 def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -> None:
     """Is the checkpoint of this task and of these networks?"""
     if "spaces" not in arrays:
-        raise TrainerError("the checkpoint is of an older version of the trainer", "begin anew, without --resume")
+        raise TrainerError(
+            "the checkpoint is of an older version of the trainer", "begin anew, without --resume or --policy"
+        )
     found = Spaces.from_json(str(arrays["spaces"]))
     if found != spaces:
         raise TrainerError(
             f"the checkpoint is of another task: {found}; this one has {spaces}",
-            "name the task it was made with, or begin anew without --resume",
+            "name the task it was made with, or begin anew without --resume or --policy",
             exit_status=USAGE,
         )
     for name, shape in networks.shapes.items():
@@ -341,7 +358,7 @@ def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -
             what = "none" if there is None else " x ".join(map(str, there.shape))
             raise TrainerError(
                 f"the checkpoint is of other networks: {name} is {what} there, {' x '.join(map(str, shape))} here",
-                "set algorithm.hidden as it was, or begin anew without --resume",
+                "set algorithm.hidden as it was, or begin anew without --resume or --policy",
                 exit_status=USAGE,
             )
 
