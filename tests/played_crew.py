@@ -116,7 +116,7 @@ class PlayedCrew:
             return self._answer(played, self.evaluation_looks, pair)
         if method in self.figures:
             return self._answer(self.figures[method], 0, pair)
-        ticket, steps, least = arguments
+        ticket, steps, least, _ = arguments
         self.steps[pair] = steps
         version = self._versions.get(pair, 0)
         assert least is None or least <= version, "weights that were never offered"

@@ -47,7 +47,9 @@ def test_the_built_in_trainer_tells_its_return() -> None:
     """The mean over its workers, once there is one; the evaluation's beside it."""
     record = {"iteration": 3, "returns": {"0": 20.0, "1": None, "2": 30.0}, "env_steps_per_s": 900.0}
     record |= {"lag": {"mean": 0.5, "max": 2}, "learning_s": 0.1, "waited_s": {"0": 0.2, "1": 0.4}}
+    record["missed_updates"] = {"1": 7}
     assert shown(record)["return"] == 25.0
     assert (shown(record)["step"], shown(record)["lag"], shown(record)["waited s"]) == (3, 2, 0.4)
+    assert shown(record)["pairs left out"] == 1
     assert "return" not in shown(record | {"returns": {"0": None}})
     assert shown(record | {"evaluations": [{"return": 7.0}, {"return": 42.0}]})["evaluation return"] == 42.0

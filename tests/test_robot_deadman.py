@@ -66,16 +66,58 @@ def test_a_flapping_link_does_not_hold_it_for_ever(
     assert State.RUNNING not in found[: found.index(State.STOPPED)]
 
 
-@given(st.lists(st.sampled_from([Cause.NONE, Cause.LINK, Cause.POLICY, Cause.NOT_A_NUMBER]), max_size=600))
-def test_no_hold_is_longer_than_it_may_be(causes: list[Cause]) -> None:
-    """Over any link: from the instant that it leaves RUNNING it runs again or is stopped in time."""
+@pytest.mark.parametrize("resume", ["automatic", "manual"])
+@pytest.mark.parametrize(("bad_s", "good_s"), [(0.9, 0.01), (0.5, 1.9), (0.02, 1.9)])
+def test_ten_minutes_of_a_flapping_link_end_in_a_stop(bad_s: float, good_s: float, resume: str) -> None:
+    """Where the link is never good for as long as it takes to go on."""
+    deadman = running(resume)
+    times = [10 + instant * 0.01 for instant in range(60_000)]
+    found = states(deadman, [(s, Cause.LINK if (s - 10) % (bad_s + good_s) < bad_s else Cause.NONE) for s in times])
+    assert found[-1] is State.STOPPED
+    assert found.count(State.RUNNING) == 0
+
+
+def test_a_link_that_lets_it_run_for_a_moment_again_and_again_stops_it() -> None:
+    """It holds nearly all the time, though each hold is short enough: 0.4 s bad, 2.1 s good."""
     deadman = running()
-    begun_s: float | None = None
+    times = [10 + instant * PERIOD_S for instant in range(round(600 / PERIOD_S))]
+    found = states(deadman, [(s, Cause.LINK if (s - 10) % 2.5 < 0.4 else Cause.NONE) for s in times])
+    assert found.index(State.STOPPED) * PERIOD_S < 4.0
+    seldom = running()
+    found = states(seldom, [(s, Cause.LINK if (s - 10) % 15 < 0.4 else Cause.NONE) for s in times])
+    assert State.STOPPED not in found, "it runs for most of the time, and each hold has been earned back"
+
+
+INTERVALS = st.lists(
+    st.tuples(
+        st.sampled_from([Cause.NONE, Cause.NONE, Cause.LINK, Cause.POLICY, Cause.NOT_A_NUMBER]), st.integers(1, 300)
+    ),
+    max_size=30,
+)
+
+
+@given(INTERVALS, st.sampled_from(["automatic", "manual"]), st.sets(st.integers(0, 3000), max_size=5))
+def test_law_no_link_keeps_it_under_power_for_longer_than_it_may_be(
+    intervals: list[tuple[Cause, int]], resume: str, resumes: set[int]
+) -> None:
+    """Over any link, and whenever a person lets it go on: it never runs with a cause; a cause that lasts stops it;
+    between two stops it holds for no longer than the bound and a quarter of what it ran."""
+    deadman = running(resume)
+    causes = [cause for cause, instants in intervals for _ in range(instants)]
+    held = ran = bad = 0
+    before = State.RUNNING
     for instant, cause in enumerate(causes):
-        at_s = 10 + instant * PERIOD_S
-        deadman.look(round(at_s * NS), cause)
-        begun_s = (at_s if begun_s is None else begun_s) if deadman.state is State.HOLDING else None
-        assert begun_s is None or at_s - begun_s < SETTINGS.stop_after_s + SETTINGS.resume_after_s + 1e-6
+        deadman.look(round((10 + instant * PERIOD_S) * NS), cause, may_resume=instant in resumes)
+        bad = bad + 1 if cause else 0
+        held += before is State.HOLDING
+        ran += before is State.RUNNING and instant > 0
+        before = deadman.state
+        if before is State.STOPPED:
+            held = ran = 0
+        assert before is not State.RUNNING or cause is Cause.NONE
+        if before is State.HOLDING:
+            assert (bad - 1) * PERIOD_S < SETTINGS.stop_after_s
+            assert held * PERIOD_S < SETTINGS.stop_after_s + SETTINGS.resume_after_s + ran * PERIOD_S / 4 + 1e-6
 
 
 def test_manually_resumed_it_waits_for_a_person() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +17,19 @@ import numpy as np
 import obedient_robot
 import pytest
 from obedient_robot import SPACES
+from played_robot import HELLO, SETTINGS, Robot, attached_to
 from telling import Words
 
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot import control, environment, lerobot_export
+from edgelink.training.trainer.robot import control, lerobot_export
 from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, INCOMPLETE, Attempt, AttemptCounter
-from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
 from edgelink.training.trainer.robot.lerobot_export import Exported
 from edgelink.training.trainer.robot.names import Names
 from edgelink.training.trainer.robot.recording import Recorder, episodes, read_recording
-from edgelink.training.trainer.robot.settings import ControlSettings
-from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
-from edgelink.training.trainer.robot.step_recorder import StepRecorder
-
-SETTINGS = ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=DeadmanSettings(), ring_rows=8)
-NAMES = Names(("rail.pos", "rail.vel"), ("rail.vel",))
-HELLO: dict[str, Any] = {"rate_hz": 100.0, "action_repeat": 2, "names": NAMES.to_dict()}
-
-
-class Robot:
-    """A control process as the others see it; ``play`` writes steps, each with a reward of 1."""
-
-    def __init__(self) -> None:
-        self.block = SharedBlock(Layout(SPACES, 1, SETTINGS.ring_rows, HELLO["action_repeat"]))
-        self.recorder = StepRecorder(self.block)
-        self.version = 1
-
-    def play(self, steps: int, *, is_new: bool = True, ends: bool = False) -> None:
-        """Of an attempt that is new or goes on, to its end or not."""
-        if is_new:
-            self.recorder.reset(np.ones(1, np.bool_))
-        for step in range(steps):
-            seen, one = np.zeros((1, 2), np.float32), np.ones((1, 1), np.float32)
-            self.recorder.begin(0, self.version, seen, one, one[0])
-            self.recorder.commanded(0, one / 2)
-            self.recorder.commanded(1, one)
-            is_end = np.asarray([ends and step == steps - 1])
-            sensed = Sensed(seen, one[0], is_end, np.zeros(1, np.bool_))
-            self.recorder.reward(sensed)
-            self.recorder.finish(sensed)
+from edgelink.training.trainer.robot.shared import RingReader
 
 
 @pytest.fixture
@@ -68,16 +39,8 @@ def robot() -> Robot:
 
 @pytest.fixture
 def attached(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RobotEnvironment, socket.socket]]:
-    """An env worker's end of ``robot``, and the attendant's end of the socket between them."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    about = {"spaces": asdict(SPACES), "rigs": 1, "pid": 1, "stop": None, "resumes": "manual"}
-    hello = json.dumps({**about, **HELLO}).encode()
-    socket.send_fds(theirs, [hello], [robot.block.descriptor])
-    monkeypatch.setattr(environment, "_start", lambda settings: ours)
-    worker = RobotEnvironment(SETTINGS)
-    yield worker, theirs
-    theirs.close()
-    worker.close()
+    with attached_to(robot, monkeypatch) as both:
+        yield both
 
 
 def test_only_whole_attempts_have_a_return(robot: Robot) -> None:
@@ -210,7 +173,7 @@ def test_an_evaluation_counts_whole_attempts_of_its_policy() -> None:
     def ask(method: str, *_: Any) -> Any:
         return {"rigs": lambda: 2, "load_policy": lambda: None, "attempts": lambda: next(told)}[method]()
 
-    played = RobotCollector(ask, lambda: (4, {})).evaluate(2)
+    played = RobotCollector(ask, lambda: (4, {}), lambda: 4, 6).evaluate(2)
     assert (played.returns, played.broken_off) == ([1.0, 3.0], 1)
 
 
@@ -232,7 +195,7 @@ def test_an_evaluation_in_several_requests_counts_each_rigs_attempts_in_their_or
         return told.pop(0) if method == "attempts" else {"rigs": 2}.get(method)
 
     policies: list[tuple[int, dict[str, Any]]] = [(4, {}), (5, {})]
-    collector = RobotCollector(ask, lambda: policies[0])
+    collector = RobotCollector(ask, lambda: policies[0], lambda: policies[0][0], 6)
     assert [collector.evaluate(2).returns for _ in range(2)] == [[1.0, 50.0], [2.0, 60.0]]
     del policies[0]
     assert collector.evaluate(2).returns == [6.0, 70.0]
@@ -250,11 +213,11 @@ def test_word_that_a_policy_is_the_newest_is_of_the_one_that_the_robot_has(
         asked.append(method)
         return getattr(worker, method)(*arguments)
 
-    collector = RobotCollector(ask, lambda: policies[-1])
+    collector = RobotCollector(ask, lambda: policies[-1], lambda: policies[-1][0], 6)
     collector.confirm(1)
     assert asked == []
     robot.play(1)
-    collector.collect(1)
+    collector.collect(1, policies[-1][0])
     words = robot.block.words
     collector.confirm(2)
     assert words.weights_confirmed_ns == 0
@@ -264,7 +227,7 @@ def test_word_that_a_policy_is_the_newest_is_of_the_one_that_the_robot_has(
     assert asked == ["load_policy", "take", "confirm_policy"]
     policies.append((2, obedient_robot.weights()))
     robot.play(1, is_new=False)
-    collector.collect(1)
+    collector.collect(1, policies[-1][0])
     worker.confirm_policy(1)  # which was on its way meanwhile
     assert words.weights_confirmed_ns == confirmed_ns
 

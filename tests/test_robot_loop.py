@@ -15,14 +15,14 @@ import pytest
 from obedient_robot import SPACES, ObedientRobot, policy, weights
 
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot.acting import Actor, ReplayActor
+from edgelink.training.trainer.robot.acting import Actor, PolicyActor, ReplayActor
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.figures import condition
 from edgelink.training.trainer.robot.interface import Limits, Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.loop import ControlLoop
-from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
+from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsReader, WeightsWriter
 
 NS = 1_000_000_000
 PERIOD_NS = NS // 100
@@ -114,6 +114,25 @@ def test_the_deadman_fires_one_period_after_the_timeout_at_most(bench: Bench) ->
     assert "act" not in bench.tick(99)
     assert bench.tick(2)[:2] == ["reset", "act"]
     assert (bench.words.holds, bench.words.stops, bench.words.resumes) == (1, 1, 1)
+
+
+def test_a_worker_that_is_stuck_is_no_live_link() -> None:
+    """From its loop's first round on, each has to be followed by another one, by the robot's own clock."""
+    bench = running(Bench(replace(SETTINGS, policy_timeout_s=0.0)))
+    bench.tick(1000)
+    assert bench.state == (State.RUNNING, Cause.NONE), "a worker that shows nothing of itself yet"
+    for _ in range(10):
+        bench.words.add("worker_steps")
+        bench.tick(round(SETTINGS.worker_timeout_s * 100))
+        assert bench.state == (State.RUNNING, Cause.NONE)
+    bench.tick(2)
+    assert bench.state == (State.HOLDING, Cause.WORKER_STUCK)
+    bench.tick(round(SETTINGS.stop_after_s * 100))
+    assert bench.state == (State.STOPPED, Cause.WORKER_STUCK)
+    for _ in range(11):
+        bench.words.add("worker_steps")
+        bench.tick(10)
+    assert bench.state == (State.RUNNING, Cause.NONE)
 
 
 def test_a_policy_that_is_too_old_is_not_acted_by(bench: Bench) -> None:
@@ -914,3 +933,19 @@ def test_a_replay_waits_for_the_robots_way_to_its_start() -> None:
     bench.robot.is_ready = True
     bench.tick(4)
     assert bench.robot.acted == pytest.approx(REPLAYED)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**31 - 1])
+def test_a_policys_noise_is_not_what_its_robot_draws_from_the_same_seed(seed: int) -> None:
+    """Both are given one: a robot that draws its starts from it would show the policy its noise beforehand."""
+    block = SharedBlock(Layout(SPACES, 1, 8))
+    WeightsWriter(block).publish(1, weights(log_std=0.0))
+    actor = PolicyActor(WeightsReader(block), SPACES, seed)
+    assert actor.poll()
+    seen = np.zeros((1, 2), np.float32)
+    decided = [actor.decide(seen) for _ in range(64)]
+    noise = np.asarray([drawn[0][0, 0] for drawn in decided if drawn is not None])
+    robots = np.random.default_rng(seed).standard_normal((64, 1), dtype=np.float32)[:, 0]
+    assert np.unique(noise).size == 64
+    assert not np.isin(noise, robots).any()
+    assert abs(np.corrcoef(noise, robots)[0, 1]) < 0.4

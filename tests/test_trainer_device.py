@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,8 @@ def test_sums_by_gloo_go_over_the_cpu(device: Any, monkeypatch: pytest.MonkeyPat
     whole = {**SEEN, "minibatch": 1 << 20}
     alone = Learner(Settings(3, 4, device="cpu", **whole), spaces)
     first = Learner(Settings(3, 4, **whole), spaces, 0, 2)
-    pieces = [fragment(spaces, alone.latest().weights, number, 8 * number) for number in (1, 2)]
+    untrained = alone.latest().weights
+    pieces = [replace(fragment(spaces, untrained, pair, 8 * pair), rank=pair) for pair in (1, 2)]
     rendezvous = first.meet("127.0.0.1")
     second = subprocess.Popen([sys.executable, "-W", "ignore", "-c", SECOND_LEARNER], stdin=subprocess.PIPE)
     try:

@@ -31,7 +31,7 @@ from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.learning.learner import Learner
 from edgelink.training.trainer.learning.objective import Objective
 from edgelink.training.trainer.learning.policy import act, normalised, outputs
-from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.settings import ROBOT_LOG_STD, Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
 from edgelink.training.trainer.learning.statistics import moments_of, normalisation
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -269,6 +269,38 @@ def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str, before:
     }
 
 
+def test_an_untrained_policy_for_a_robot_keeps_away_from_its_limits() -> None:
+    """One for simulators, which begins as wide as half the range, is beyond them with a third of its numbers."""
+    beyond, spaces = {}, SPACES["continuous"]
+    low, high = np.asarray(spaces.action_low), np.asarray(spaces.action_high)
+    for log_std in (None, ROBOT_LOG_STD):
+        policy = learner_of(spaces, initial_log_std=log_std).latest().weights
+        drawn, _ = act(spaces, policy, some_observations(spaces, 5000), np.random.default_rng(0))
+        beyond[log_std] = ((drawn <= low) | (drawn >= high)).mean()
+    assert beyond[None] > 0.25
+    assert beyond[ROBOT_LOG_STD] == 0.0
+    wide = learner_of(spaces, initial_log_std=-6.0).latest().weights["policy/log_std"]
+    assert wide.min() == -4.0, "no narrower than least_log_std"
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_a_training_may_begin_with_another_ones_policy(kind: str) -> None:
+    """Its networks and what they know of observations; the count, the rate and the optimiser are the new training's."""
+    spaces = SPACES[kind]
+    generator = np.random.default_rng(0)
+    taught, new = learner_of(spaces), learner_of(spaces, seed=4)
+    for iteration in range(1, 4):
+        taught.update(iteration, bandit(spaces, taught.latest().weights, generator, iteration))
+    begun = new.begin_with(taught.state())
+    assert begun.version == 0
+    assert begun.weights.keys() == taught.latest().weights.keys()
+    for name, array in taught.latest().weights.items():
+        assert begun.weights[name] == pytest.approx(array), name
+    assert new.update(1, bandit(spaces, begun.weights, generator, 1)).version == 1
+    with pytest.raises(TrainerError, match="or --policy"):
+        learner_of(SPACES["small pixels"]).begin_with(taught.state())
+
+
 def far_out(spaces: Spaces, learner: Learner) -> Fragment:
     """Of a wide policy of some versions ago, for one that has become narrow."""
     networks = learner._networks
@@ -378,6 +410,24 @@ def test_how_large_rewards_are_changes_nothing_where_they_are_normalised(kind: s
     expected, actual = updated
     assert all((actual.weights[key] == array).all() for key, array in expected.weights.items())
     assert actual.explained == expected.explained
+
+
+@pytest.mark.parametrize("steps", [64, 16, 4])
+def test_how_long_fragments_are_does_not_change_the_scale_of_rewards(steps: int) -> None:
+    """The link shortens those of a slow edge: what its rewards are worth stays the same. An end begins a sum anew."""
+    spaces = SPACES["continuous"]
+    series = bandit(spaces, learner_of(spaces).latest().weights, np.random.default_rng(0), 1, steps=512)
+    ended = np.random.default_rng(1).random(series.rewards.shape) < 0.01
+    scales = []
+    for length in (512, steps):
+        learner = learner_of(spaces, normalise_rewards=True, epochs=1, minibatch=1 << 20)
+        for index in range(512 // length):
+            part = slice(index * length, (index + 1) * length)
+            columns = ("observations", "actions", "log_probs", "rewards", "truncated")
+            cut = {name: getattr(series, name)[part] for name in columns}
+            learner.update(index + 1, replace(series, terminated=ended[part], **cut))
+        scales.append(learner.state()["normalisation/rewards"])
+    assert scales[1] == pytest.approx(scales[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**-14, 2.0**-40])
@@ -733,8 +783,9 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
     generator = np.random.default_rng(0)
     alone, first = Learner(settings, spaces), Learner(settings, spaces, 0, 2)
     untrained = alone.latest().weights
-    fragments = [bandit(spaces, untrained, generator, 1, steps=steps, rank=steps) for steps in (30, 9, 20)]
-    everything = [alone.update(1, *fragments), alone.update(2, *fragments[:1])]
+    made = [bandit(spaces, untrained, generator, 1, steps=steps, rank=steps) for steps in (30, 9, 20)]
+    fragments = [replace(fragment, terminated=fragment.truncated) for fragment in made]  # episodes go on
+    everything = [alone.update(1, *fragments), alone.update(2, *fragments[:1]), alone.update(3, *fragments[:2])]
     with pytest.raises(RuntimeError, match="has not joined"):
         first.update(1, *fragments)
 
@@ -743,15 +794,17 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
     try:
         assert second.stdin is not None
         other = replace(settings, seed=99)
-        second.stdin.write(pickle.dumps((other, spaces, rendezvous, [(1, fragments[1:]), (2, [])])))
+        second.stdin.write(pickle.dumps((other, spaces, rendezvous, [(1, fragments[1:]), (2, []), (3, fragments[:1])])))
         second.stdin.close()
         assert first.join(rendezvous) == ""
-        shared = [first.update(1, *fragments[:1]), first.update(2, *fragments[:1])]
+        shared = [first.update(index, *fragments[share : share + 1]) for index, share in ((1, 0), (2, 0), (3, 1))]
         assert second.wait(120) == 0
     finally:
         second.kill()
         first.leave()
 
+    scales = [learner.state()["normalisation/rewards"] for learner in (alone, first)]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-9), "sums of rewards go on where the last fragment ended"
     for expected, actual in zip(everything, shared, strict=True):
         assert actual.samples == expected.samples
         assert actual.value_loss == pytest.approx(expected.value_loss, rel=1e-3)

@@ -205,7 +205,7 @@ def test_a_file_that_is_not_there_is_named_whole(
     assert f"the configuration {tmp_path}/none.yaml cannot be read: No such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--resume"], ["--iterations"]])
+@pytest.mark.parametrize("arguments", [["--resume"], ["--iterations"], ["--policy", "/nowhere.npz"]])
 def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and the name of what is wrong."""
     with pytest.raises(SystemExit) as caught:

@@ -72,7 +72,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings
         OBEDIENT,
         name="one",
         # On a busy machine this process may stand still for a second, and only a person would let the robot go on.
-        deadman=DeadmanSettings(link_timeout_s=5, stop_after_s=0.2, resume_after_s=0.3),
+        # And most tests serve it only now and then.
+        deadman=DeadmanSettings(link_timeout_s=5, worker_timeout_s=0, stop_after_s=0.2, resume_after_s=0.3),
         watchdog_s=5,
         directory=str(tmp_path / "robots"),
         tick_file=str(tmp_path / "ticks-{rank}.json"),
@@ -739,9 +740,9 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
     assert ask("is_robot")
     assert worker.count() == 2, "as it has them, not as was asked for"
     assert str(worker.spaces()).startswith("observations 4 float32")
-    collector = RobotCollector(ask, lambda: (4, CART_POLE))
+    collector = RobotCollector(ask, lambda: (4, CART_POLE), lambda: 4, 6)
     try:
-        assert collector.collect(5)["weights_version"] == 4
+        assert collector.collect(5, 4)["weights_version"] == 4
         played = collector.evaluate(4)
         assert len(played.returns) == 4
         assert all(value >= 5 for value in played.returns)
@@ -752,25 +753,87 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
         worker.close()
 
 
+def test_a_worker_that_does_not_come_round_any_more_leads_to_hold_and_stop(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """Though its process lives, and a thread of it hears the driver. It runs for as long as the worker serves it."""
+    robot = start(deadman=replace(settings.deadman, worker_timeout_s=0.5))
+    robot.load_policy(1, weights())
+    ends_s = time.monotonic() + 1.5
+    while time.monotonic() < ends_s:
+        robot.take(5, 0.1)
+    assert [event["event"] for event in events(settings)][-1] == "running"
+    eventually(lambda: events(settings)[-1]["event"] == "stopped")
+    changes = [(event["event"], event["cause"]) for event in events(settings) if event["event"] != "started"]
+    assert changes[-2:] == [("holding", "worker_stuck"), ("stopped", "worker_stuck")]
+    assert robot.report()["link_age_s"] < 5.0
+
+
+@pytest.mark.parametrize("stuck", ["env", "rollout"])
+def test_a_step_that_blocks_in_a_worker_leads_to_hold_and_stop(
+    settings: ControlSettings, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    """In either worker of a pair; the env worker's link is heard from a thread that goes on. Afterwards it goes on."""
+    released, is_stuck = threading.Event(), threading.Event()
+
+    def step(*_: Any) -> None:
+        if is_stuck.is_set():
+            released.wait(60)
+
+    deadman = replace(settings.deadman, worker_timeout_s=1.0, resume="automatic")
+    monkeypatch.setattr(RobotEnvironment, "confirm_policy", step)
+    worker = EnvWorker("robot", 1, replace(settings, deadman=deadman), ("", ""), 0)
+    named = replace(settings, name=f"{socket.gethostname()}-one").events_file
+
+    def told() -> list[tuple[str, str]]:
+        lines = named.read_text().splitlines() if named.exists() else []
+        return [(event["event"], event.get("cause", "")) for event in map(json.loads, lines)]
+
+    client, asking = StepClient(worker.serve()), threading.Lock()
+
+    def ask(method: str, *arguments: Any) -> Any:
+        with asking:
+            if stuck == "rollout":
+                step()
+            return client.call(method, *arguments)
+
+    inbox = Inbox(lambda names: dict(zip(names, names, strict=True)))
+    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered, 6)
+    try:
+        worker.spaces()
+        threading.Thread(target=collector.hand_over_each, args=(inbox.wait_for,), daemon=True).start()
+        inbox.offer(Offer(1, (encode(Patterns.of(weights())),)))
+        eventually(lambda: told()[-1:] == [("running", "none")])
+        is_stuck.set()
+        threading.Thread(target=collector.confirm, args=(1,), daemon=True).start()
+        eventually(lambda: told()[-1:] == [("stopped", "worker_stuck")])
+        assert told()[-2] == ("holding", "worker_stuck")
+        released.set()
+        eventually(lambda: told()[-1:] == [("running", "worker_stuck")])
+    finally:
+        released.set()
+        worker.close()
+
+
 def test_new_weights_reach_the_robot_while_nobody_collects() -> None:
     """Each as it comes; and the steps that are asked for are not older than is told."""
     inbox, handed, asked = Inbox(lambda names: dict(zip(names, names, strict=True))), [], []
 
     def ask(method: str, *arguments: Any) -> Any:
-        if method == "load_policy":
-            handed.append(arguments[0])
+        if method in ("load_policy", "beat"):
+            handed.extend(arguments[:1])
             return None
         asked.append(arguments)
         return {"weights_version": 2}
 
-    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered - 1)
+    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered, 1)
     threading.Thread(target=collector.hand_over_each, args=(inbox.wait_for,), daemon=True).start()
     for version in (1, 2):
         inbox.offer(Offer(version, (encode(Patterns.of(CART_POLE)),)))
         eventually(lambda version=version: handed[-1:] == [version])
-    assert collector.collect(5) == {"weights_version": 2}
+    assert collector.collect(5, 2) == {"weights_version": 2}
     assert handed == [1, 2]
-    assert [arguments[::2] for arguments in asked] == [(5, 1)]
+    assert [(steps, least, enough) for steps, _, least, enough in asked] == [(5, 1, 5)]
 
 
 def test_the_links_age_is_that_of_the_last_answer() -> None:

@@ -350,6 +350,26 @@ def test_a_pair_that_does_not_answer_is_told_and_not_waited_for_at_the_end(until
     assert not crew.remade
 
 
+@pytest.mark.parametrize(("looks", "events"), [(10**9, ["left out"]), (75, ["left out", "takes part"])])
+def test_a_pair_that_contributes_nothing_is_told(looks: int, events: list[str]) -> None:
+    """Though it answers: once, with for how long, and once more when it takes part again; each record counts it."""
+    found: list[tuple[str, str]] = []
+    crew, missed = PlayedCrew([1, looks]), []
+    loop, said = training(
+        crew,
+        iterations=160,
+        on_event=lambda what, slot, _why: found.append((what, slot.name)),
+        on_update=lambda learned: missed.append(learned.missed.get(1, 0)),
+        flow=FlowSettings(max_policy_lag=160, straggler_patience_s=1.0),
+    )
+    loop.run(first())
+    assert found == [(what, "env:1") for what in events]
+    assert len(said) == len(events)
+    assert "env:1 on node 2" in said[0]
+    assert missed[:3] == [1, 2, 3]
+    assert (missed[-1] < 160) == ("takes part" in events)
+
+
 def test_one_that_delivers_hides_nobody_who_hangs() -> None:
     """The synchronous loop waits for all; who owes something is named."""
     crew = PlayedCrew([1, 10**9])

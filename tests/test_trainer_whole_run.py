@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from played_crew import LosingCrew, PlayedRunCrew, slots_of, whole_run
+from played_crew import LosingCrew, PlayedRunCrew, first, slots_of, whole_run
 
 from edgelink.training.trainer.crew import Crew
-from edgelink.training.trainer.crew_checks import Patience, StallError, WorkerFailedError
+from edgelink.training.trainer.crew_checks import Patience, StallError, WorkerFailedError, WorkerLostError
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.link_budget.links import Link, Measured
 from edgelink.training.trainer.robot.hindrance import Hindrance
@@ -252,7 +252,65 @@ def test_a_robot_that_may_move_is_the_one_that_evaluates(
     told = capsys.readouterr()
     why = f" for env:{evaluator}: {getattr(hindrances[evaluator], 'words', '')}"
     said = [line for line in (told.out + told.err).splitlines() if line.startswith("no robot") and line.endswith(why)]
-    assert len(said) == 2 * is_said
+    assert len(said) == is_said, "after the training: before it, no robot moves for a figure"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "policy", "log_std", "evaluations"),
+    [("robot", False, -2.0, 1), ("robot", True, -2.0, 2), ("sim,robot", False, -2.0, 2), ("sim", False, None, 2)],
+)
+def test_no_robot_is_moved_by_an_untrained_policy_for_a_figure(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kinds: str,
+    policy: bool,
+    log_std: float | None,
+    evaluations: int,
+) -> None:
+    """And where one takes part, the policy begins narrow. With another training's policy, robots evaluate it, too."""
+
+    class Beginning(PlayedRunCrew):
+        settings: Any = None
+
+        def start(self, *arguments: Any) -> dict[Slot, Any]:
+            found = super().start(*arguments)
+            self.settings, self.figures["begin_with"] = arguments[0], first()
+            return found
+
+    given = [f"env.kinds={kinds}", "run.eval_episodes=1"]
+    if policy:
+        whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), *given, "--checkpoint-dir", str(tmp_path / "c"))
+        (file,) = (tmp_path / "c").glob("*8-*.npz")
+        given += ["--policy", str(file)]
+    capsys.readouterr()
+    crew = Beginning([1, 1])
+    report = whole_run(monkeypatch, tmp_path, crew, *given)
+    assert crew.settings.initial_log_std == log_std
+    assert len(crew.asked_for) == evaluations
+    assert (report["return_before"] is None) == (evaluations == 1)
+    said = "".join(capsys.readouterr())
+    assert ("only robots" in said) == (evaluations == 1)
+    assert (given[-1] in said) == policy, "whose policy it begins with"
+    assert ("to begin with: " in said) == policy
+
+
+def test_an_untrained_policy_is_not_handed_on_to_a_robot_where_its_simulator_dies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The evaluation is left out instead."""
+
+    class Dying(LosingCrew):
+        def call(self, slot: Slot, method: str, *arguments: Any, **more: Any) -> Any:
+            if method == "evaluate" and slot.process_rank == 0:
+                raise WorkerLostError(slot, OSError("the node died"))
+            return super().call(slot, method, *arguments, **more)
+
+    crew = Dying([1, 1])
+    report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim,robot", "run.eval_episodes=1")
+    assert report["return_before"] is None
+    assert report["return_after"] == 2.0
+    assert report["evaluated_on"] == "robot:1"
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

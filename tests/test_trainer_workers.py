@@ -78,7 +78,7 @@ def collected(memory: Memory, monkeypatch: pytest.MonkeyPatch, payload: Payload)
     """What a rollout worker answers when that is what it collects."""
     worker = RolloutWorker(0, None, SPACES, 1, 1, 0, CHUNK_BYTES)
     monkeypatch.setattr(worker, "_fragment", lambda *_: ("about", payload))
-    about, found = worker.collect(1, 10, None)
+    about, found = worker.collect(1, 10, None, 0)
     assert about == "about"
     return found
 
@@ -92,9 +92,9 @@ def test_what_is_not_finite_does_not_leave_its_edge(memory: Memory, monkeypatch:
     bad = replace(good, ticket=2, rewards=rewards)
     monkeypatch.setattr(worker._inbox, "wait_for", lambda _version: (1, {}))
     monkeypatch.setattr(worker, "_collect", lambda ticket, *_: ({1: good, 2: bad}[ticket], good.observations[:0]))
-    worker.collect(1, 4, None)
+    worker.collect(1, 4, None, 0)
     with pytest.raises(TrainerError, match=r"fragment 2 of env:0 .*rewards.* nan"):
-        worker.collect(2, 4, None)
+        worker.collect(2, 4, None, 0)
 
 
 def test_that_nothing_newer_was_made_is_told_of_what_was_offered(
@@ -107,7 +107,9 @@ def test_that_nothing_newer_was_made_is_told_of_what_was_offered(
     worker.nothing_newer()
     worker.offer_weights(Offer(3, (memory.put(encode(Patterns.of({"bias": np.zeros(2)}))),)))
     worker._inbox.wait_for(3)
-    worker._is_robot, worker._collector = True, RobotCollector(worker._ask, lambda: worker._inbox.wait_for(None))
+    inbox = worker._inbox
+    collector = RobotCollector(worker._ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered, 6)
+    worker._is_robot, worker._collector = True, collector
     worker._collector._hand_over()
     asked.clear()
     worker.nothing_newer()
@@ -258,7 +260,7 @@ def test_training_goes_on_after_an_evaluation_where_it_was(memory: Memory, count
     seen: list[float] = []
     lengths: list[int] = []
     for ticket in (1, 2, 3):
-        about, payload = rollout.collect(ticket, 2, None)
+        about, payload = rollout.collect(ticket, 2, None, 0)
         seen += opened(payload).observations[:, 0, 0].tolist()
         lengths += about.episode_lengths
         assert len(rollout.evaluate(1, 2).returns) == 2
@@ -279,7 +281,7 @@ def test_an_evaluation_changes_no_random_number_of_the_training(memory: Memory, 
         for ticket in (1, 2, 3):
             if evaluates:
                 rollout.evaluate(1, 2)
-            own += opened(rollout.collect(ticket, 16, None)[1]).actions.tolist()
+            own += opened(rollout.collect(ticket, 16, None, 0)[1]).actions.tolist()
         env.close()
         played.append(own)
     assert played[0] == played[1]
@@ -288,7 +290,7 @@ def test_an_evaluation_changes_no_random_number_of_the_training(memory: Memory, 
 def test_a_return_is_the_sum_of_its_rewards(memory: Memory, counting_task: Task) -> None:
     """Of small ones after many, too."""
     rollout, env = counting_pair(memory, counting_task)
-    about, _ = rollout.collect(1, 5, None)
+    about, _ = rollout.collect(1, 5, None, 0)
     played = rollout.evaluate(1, 2)
     env.close()
 

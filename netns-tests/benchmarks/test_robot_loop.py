@@ -202,7 +202,7 @@ def arm(directory: Path, rate_hz: float = RATE_HZ, **deadman: float) -> ControlS
     return ControlSettings(
         "arm",
         settings=RobotSettings(rate_hz=rate_hz),
-        deadman=DeadmanSettings(stop_after_s=60.0, resume_after_s=0.05, **deadman),
+        deadman=DeadmanSettings(worker_timeout_s=0.0, stop_after_s=60.0, resume_after_s=0.05, **deadman),
         directory=str(directory),
         name="arm",
     )

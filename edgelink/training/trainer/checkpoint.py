@@ -182,6 +182,23 @@ def _about(path: Path) -> About:
         return About(**json.loads(str(file[_ABOUT])))
 
 
+def load(path: Path) -> tuple[About, dict[str, Any]]:
+    """Read the checkpoint in the file ``path``.
+
+    Raises:
+        TrainerError: it cannot be read.
+    """
+    try:
+        return _read(path)
+    except _UNREADABLE as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise TrainerError(
+            f"{path} cannot be read as a checkpoint: {why}",
+            "name a checkpoint-NUMBER-RUN.npz that a training has written",
+            exit_status=USAGE,
+        ) from error
+
+
 def load_latest(
     directory: Path, *, run: str | None = None, on_skip: Callable[[str], None] = lambda _why: None
 ) -> tuple[About, dict[str, Any]]:

@@ -9,7 +9,8 @@ there was another one left over, so that nothing is learned from that is older t
 Robots begin at once, with the weights that they have, and have one fragment under way: the steps that they take
 meanwhile wait in their ring, where the oldest can still be left out, and not at the learner. What is too old at the
 learner is dropped, and counted, and the next fragments of a worker that was too slow are shorter, so that it takes part
-with what it can give.
+with what it can give. The learner asks a robot with its version. Once there is a newer one, the others have gone ahead
+without that robot, and it gives what it has, before that is too old.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class _Pair:
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
     came_s: float = 0.0  # when it last had something ready, after nothing
+    missed: int = 0  # updates in a row, made without it
+    missed_since_s: float = 0.0  # when the first of these began
 
 
 class Flow:
@@ -193,7 +196,11 @@ class Flow:
             return []
         for pair in missing:
             pair.is_late = pair.is_straggler = True
-        self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
+        for pair in self._pairs.values():
+            if not pair.ready:
+                self.counts.left_out += 1
+                pair.missed_since_s = pair.missed_since_s if pair.missed else began_s
+                pair.missed += 1
         chosen = [pair.ready.popleft() for pair in ready]
         for arrival in chosen:
             pair = self._pairs[arrival.pair]
@@ -236,6 +243,10 @@ class Flow:
         """A new pair, or one that was gone, can collect from now on."""
         self._pairs[index] = _Pair(is_robot, tickets=self._tickets.get(index, 0))
 
+    def missed(self) -> dict[int, tuple[int, float]]:
+        """Return the pairs that the last updates were made without: how many updates, and since when."""
+        return {index: (pair.missed, pair.missed_since_s) for index, pair in self._pairs.items() if pair.missed}
+
     def is_too_old(self, version: int) -> bool:
         """Of experience that was begun with that version."""
         return self.version - version > self.settings.max_policy_lag
@@ -263,10 +274,16 @@ class Flow:
 
     def _in_time(self, pair: _Pair) -> None:
         pair.under_way -= 1
+        if pair.is_straggler and pair.is_robot:
+            self._shorten(pair)
         pair.in_time += 1
-        pair.is_straggler = False
+        pair.is_straggler, pair.missed = False, 0
         if pair.in_time >= _GROWS_AFTER and pair.share < 1:
             pair.share, pair.in_time = pair.share * 2, 0
+
+    @staticmethod
+    def _shorten(pair: _Pair) -> None:
+        pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
 
     def _drop_old(self) -> None:
         for pair in self._pairs.values():
@@ -274,6 +291,6 @@ class Flow:
                 old = pair.ready.popleft()
                 pair.under_way -= 1
                 if pair.is_straggler or not pair.is_robot:  # a robot's pace is its clock's: too slow, or not to blame
-                    pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
+                    self._shorten(pair)
                 self.counts.dropped += 1
                 self.counts.dropped_samples += old.samples

@@ -118,6 +118,12 @@ class LearnerWorker(Located):
         update = self._learner.load_state(arrays)
         return self._offered(update) if self._rank == 0 else None
 
+    def begin_with(self, arrays: Mapping[str, Any]) -> Made | None:
+        """Begin with the networks and the normalisation of what ``state`` gave."""
+        self._made = self._patterns = None
+        update = self._learner.begin_with(arrays)
+        return self._offered(update) if self._rank == 0 else None
+
     def _offered(self, update: Update) -> Made:
         """Ray keeps the pieces as long as anybody has the offer, and each node fetches each piece once."""
         if self._made is not None and self._made.version == update.version:

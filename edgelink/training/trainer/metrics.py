@@ -144,6 +144,7 @@ class Metrics:
             "lag": {"mean": round(sum(learned.lags) / len(learned.lags), 3), "max": max(learned.lags)},
             "dropped": account.counts.dropped,
             "left_out": account.counts.left_out,
+            "missed_updates": {str(pair): updates for pair, updates in learned.missed.items()},
             "live_pairs": live_pairs,
             "bytes": {**account.sent_bytes, "weights_version": offer.difference_bytes or offer.whole_bytes},
             "bytes_per_env_step": {name: round(size / steps, 3) for name, size in account.sent_bytes.items()},
@@ -174,6 +175,7 @@ def shown(record: Mapping[str, Any]) -> dict[str, float]:
         found["evaluation return"] = evaluations[-1]["return"]
     found |= {"env steps/s": record["env_steps_per_s"], "lag": record["lag"]["max"], "learning s": record["learning_s"]}
     found["waited s"] = max(record["waited_s"].values(), default=0.0)
+    found["pairs left out"] = len(record["missed_updates"])
     return found
 
 

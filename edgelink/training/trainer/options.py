@@ -125,6 +125,7 @@ class Options:
     placement: Path | None
     checkpoint_dir: Path | None
     resume: str | None
+    policy: Path | None
     report: Path | None
     progress: Path | None
     tensorboard: Path | None
@@ -160,6 +161,12 @@ def parse(arguments: Sequence[str]) -> Options:
         choices=(RESUME, RESUME_AUTO),
         help="go on from the newest checkpoint; auto: begin anew where there is none, end where nothing is left to do",
     )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="begin with the networks of this checkpoint; the training is a new one",
+    )
     parser.add_argument("--report", type=Path, help="write a JSON report about what ran")
     parser.add_argument("--progress", type=Path, help="append a JSON line an update")
     parser.add_argument("--tensorboard", type=Path, metavar="DIRECTORY", help="write TensorBoard's files there")
@@ -171,6 +178,8 @@ def parse(arguments: Sequence[str]) -> Options:
     given["settings"] += [argument for argument in arguments if _SETTING.match(argument)]
     if given["resume"] and given["checkpoint_dir"] is None:
         parser.error("--resume needs --checkpoint-dir")
+    if given["policy"] is not None and not given["policy"].is_file():
+        parser.error(f"--policy {given['policy']}: there is no such file; name a checkpoint-NUMBER-RUN.npz")
     if given["placement"] is None and os.environ.get(PLACEMENT_VARIABLE):
         given["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
     file, settings = given.pop("config"), given.pop("settings")

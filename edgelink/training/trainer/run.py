@@ -25,7 +25,7 @@ from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played, estimate
 from edgelink.training.trainer.learning.networks import gradient_bytes
 from edgelink.training.trainer.learning.policy import LOG_STD
-from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.settings import ROBOT_LOG_STD, Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.of_run import Gradients, RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
@@ -92,6 +92,7 @@ class Run:
     def execute(self) -> None:
         """Everything from connecting to the last evaluation."""
         resumed = self._load_checkpoint()
+        policy = None if self._options.policy is None else checkpoint.load(self._options.policy)[1]
         check_outputs(self._options)
         with self._stage("connect"), self._signals.lent():
             self._crew.connect()
@@ -101,11 +102,11 @@ class Run:
                 self._crew.left_out = set(about.left_out)  # what came later joined this run, and may do so again
         with self._stage("start_workers"):
             self._start_workers()
-        made = self._first_version(resumed)
+        made = self._first_version(resumed, policy)
         self._foretell(made)
         if resumed is None:
             with self._stage("evaluate_before"):
-                self._evaluate_untrained(made)
+                self._evaluate_before(made, is_untrained=policy is None)
         try:
             with self._stage("train"):
                 made = self._train(made)
@@ -129,7 +130,7 @@ class Run:
                 before, begun_s = self._training_began
                 self._budget.counted(rates(before, self._ask_nodes("traffic"), time.monotonic() - begun_s))
             with self._stage("evaluate_after"):
-                self.account.return_after = self._evaluate(made)
+                self.account.return_after = self._evaluate(made, may_move_robots=True)
             self._collect_account()
         finally:  # the training is done, whatever becomes of the edges now
             self.account.seconds = time.monotonic() - self._started_s
@@ -192,7 +193,10 @@ class Run:
         echo = (self._echo.address, self._echo.token) if self._echo else ("", "")
         task = Task(config.env.task, config.env.options)
         envs = EnvSettings(config.env.per_worker, robot, echo, seed, task)
-        settings = Settings(run.seed, run.iterations, patience_s=run.patience_s, **config.algorithm)
+        algorithm = dict(config.algorithm)
+        if ROBOT in self._kinds and algorithm.get("initial_log_std") is None:
+            algorithm["initial_log_std"] = ROBOT_LOG_STD
+        settings = Settings(run.seed, run.iterations, patience_s=run.patience_s, **algorithm)
         self.account.whereabouts = self._crew.start(settings, config.flow, envs, self._kinds)
         self.account.traffic_before = self._ask_nodes("traffic")
         self._say("workers are up:")
@@ -214,8 +218,16 @@ class Run:
             **control,
         )
 
-    def _first_version(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Made:
+    def _first_version(
+        self, resumed: tuple[checkpoint.About, dict[str, Any]] | None, policy: dict[str, Any] | None
+    ) -> Made:
+        """``policy``: of the checkpoint to begin with, where nothing is resumed."""
         made: Made
+        if resumed is None and policy is not None:
+            beginning = [self._crew.call(slot, "begin_with", policy) for slot in self._slots.learners]
+            made, *_ = [self._crew.wait(answer, "the policy to begin with") for answer in beginning]
+            self._say(f"it begins with the policy of {self._options.policy}")
+            return made
         if resumed is None:
             made = self._crew.wait(self._crew.call(self._slots.learner, "latest"), "the untrained policy")
             return made
@@ -254,14 +266,19 @@ class Run:
         """Of each worker's fragments. A robot has as many rigs as it has, whatever was asked for."""
         return steps_per_worker(self._kinds, self._crew.widths, self._config.flow.fragment_steps)
 
-    def _evaluate_untrained(self, made: Made) -> None:
-        self.account.return_before = self._evaluate(made)
+    def _evaluate_before(self, made: Made, *, is_untrained: bool) -> None:
+        """Evaluate the policy that the training begins with: an untrained one on simulators only. No robot is moved by
+        that for a figure."""
+        if is_untrained and all(kind == ROBOT for kind in self._kinds):
+            self._say("the untrained policy is not evaluated: there are only robots, and none moves for that")
+            return
+        self.account.return_before = self._evaluate(made, may_move_robots=not is_untrained)
         if self._last_loss is not None and not any(map(self._crew.has, self._slots.rollouts)):
             raise self._last_loss
 
-    def _evaluate(self, made: Made) -> float | None:
+    def _evaluate(self, made: Made, *, may_move_robots: bool) -> float | None:
         """None: nobody is left to do it."""
-        for index in self._evaluators():
+        for index in self._evaluators(may_move_robots=may_move_robots):
             slot = self._slots.rollouts[index]
             try:
                 self._crew.tell(slot, "offer_weights", made.offer)
@@ -275,7 +292,8 @@ class Run:
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
             found = estimate(played.returns)
             broken = f"; {played.broken_off} broken off, which do not count" if played.broken_off else ""
-            policy = "the policy" if played.version else "the untrained policy"
+            first = "the untrained policy" if self._options.policy is None else "the policy to begin with"
+            policy = "the policy" if played.version else first
             after = f" after {self._iteration} iterations" if played.version else ""
             self._say(f"return of {policy}{after}: {found} (95 %), {found.episodes} episodes{broken}")
             if self._metrics is not None:
@@ -284,11 +302,13 @@ class Run:
         self._say(f"the policy of version {made.version} is not evaluated: no pair of workers is left")
         return None
 
-    def _evaluators(self) -> Iterator[int]:
+    def _evaluators(self, *, may_move_robots: bool) -> Iterator[int]:
         """Pairs, the next one where the one before is lost: simulators, which need no real time, before robots, and of
         these one that may move before one that is stopped."""
         living = [index for index, slot in enumerate(self._slots.rollouts) if self._crew.has(slot)]
         yield from (index for index in living if self._kinds[index] != ROBOT)
+        if not may_move_robots:
+            return
         robots = {self._slots.envs[index]: index for index in living if self._kinds[index] == ROBOT}
         found = hindrances(self._crew, robots)
         for slot in sorted(robots, key=lambda slot: (bool(found[slot].words), found[slot].needs_person)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, Pulse, WorkerFailedError, WorkerLostError
@@ -29,6 +29,7 @@ from edgelink.training.trainer.whereabouts import Whereabouts
 _LARGE_AT_ONCE = 2  # over each link: while the last pieces of one come, the first of the next are asked for
 _EVALUATION_TRIES = 2  # what ends each simulator that it is tried on must not take all of them
 _SILENT_S = 10.0  # an offer is answered within a round trip, also while the worker collects
+_MISSED_S, _MISSED_UPDATES = 30.0, 10  # without a pair, before that is said
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
 
 
@@ -68,6 +69,7 @@ class Learned:
     made: Made
     seconds: float
     lags: Sequence[int]
+    missed: Mapping[int, int] = field(default_factory=dict)  # pairs without a part in it: for how many updates now
 
 
 class Training:
@@ -130,6 +132,8 @@ class Training:
         self._losses: dict[int, WorkerLostError] = {}  # the last one of each pair, the newest at the end
         self._heard_s: dict[int, float] = {}  # when something last came from a pair
         self._silent: dict[int, float] = {}  # pairs that do not answer, and since when
+        self._again_s: dict[int, float] = {}  # pairs that were silent: when they answered again
+        self._unlearned: dict[int, float] = {}  # pairs of which it was said that nothing is learned from them; since
         self._nodes_next_s = 0.0
         self._made: Made | None = None
         self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)
@@ -198,9 +202,8 @@ class Training:
             steps = max(1, int(self._steps[credit.pair] * credit.share))
             slot = self._slots.rollouts[credit.pair]
             try:
-                about, payload = self._crew.call(
-                    slot, "collect", credit.ticket, steps, credit.least_version, returns=2, group=COLLECT
-                )
+                arguments = credit.ticket, steps, credit.least_version, self.flow.version
+                about, payload = self._crew.call(slot, "collect", *arguments, returns=2, group=COLLECT)
             except WorkerLostError as error:
                 self._lost(credit.pair, error)
                 continue
@@ -245,6 +248,7 @@ class Training:
         """Something came from a pair."""
         self._heard_s[index] = self._clock()
         if (since_s := self._silent.pop(index, None)) is not None:
+            self._again_s[index] = self._clock()
             slot = self._slots.rollouts[index]
             self._on_event("answers", self._slots.envs[index], "")
             self._say(f"{slot} answers again after {duration_text(self._clock() - since_s)}; {self._strength()}")
@@ -258,6 +262,27 @@ class Training:
                 why = f"{self._slots.rollouts[index]} has not answered for {self._clock() - since_s:.0f} s"
                 self._on_event("silent", self._slots.envs[index], why)
                 self._say(f"{why}; {self._strength()}")
+
+    def _mind_missed(self) -> None:
+        """Say of which pair nothing has been learned for long, though it answers, and when that is over."""
+        missed, now_s = self.flow.missed(), self._clock()
+        excused = {pair for pair, _ in self._evaluating.values()} | self._silent.keys()
+        for index, (updates, begun_s) in missed.items():
+            since_s = max(begun_s, self._again_s.get(index, begun_s))
+            is_long = updates >= _MISSED_UPDATES and now_s - since_s >= _MISSED_S
+            if is_long and index not in self._unlearned.keys() | excused:
+                self._unlearned[index] = since_s
+                env = self._slots.envs[index]
+                why = (
+                    f"nothing of {env} was learned from for {duration_text(now_s - since_s)}, in {updates} updates: it "
+                    "sends nothing, or what is too old when it comes"
+                )
+                self._on_event("left out", env, why)
+                self._say(f"{why}; the training goes on without it")
+        for index in self._unlearned.keys() - missed.keys():
+            since_s, env = self._unlearned.pop(index), self._slots.envs[index]
+            self._on_event("takes part", env, "")
+            self._say(f"{env} takes part again, after {duration_text(now_s - since_s)}")
 
     def _collected(self, answer: Any) -> None:
         index, _, payload = self._collecting.pop(answer)
@@ -388,7 +413,10 @@ class Training:
         for index in self.flow.pairs:
             self._offer(index)
         self._patience.begin()
-        self._on_update(Learned(self._iteration, [about for about, _ in pairs], made, self._clock() - begun_s, lags))
+        abouts, seconds = [about for about, _ in pairs], self._clock() - begun_s
+        missed = {index: updates for index, (updates, _) in self.flow.missed().items()}
+        self._on_update(Learned(self._iteration, abouts, made, seconds, lags, missed))
+        self._mind_missed()
         if self._evaluate_every and self._iteration % self._evaluate_every == 0:
             self._tries_due = _EVALUATION_TRIES
 
@@ -436,6 +464,7 @@ class Training:
         self._crew.drop(index)
         self._offers.lost(index)
         self._silent.pop(index, None)
+        self._unlearned.pop(index, None)
         if index in {pair for pair, _ in self._evaluating.values()} and not isinstance(error, WorkerFailedError):
             self._tries_due = max(self._tries_due, self._tries_left)  # not of what raises: it would do so again
         for waiting in (self._collecting, self._fetching, self._evaluating):

@@ -138,6 +138,7 @@ class EnvWorker(Located):
             return {
                 "is_robot": lambda: True,
                 "rigs": lambda: robot.rigs,
+                "beat": robot.beat,
                 "load_policy": robot.load_policy,
                 "confirm_policy": robot.confirm_policy,
                 "take": robot.take,

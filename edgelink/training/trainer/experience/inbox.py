@@ -81,13 +81,19 @@ class Inbox:
         with self._condition:
             return max(self._offers, default=0)
 
-    def wait_for(self, version: int | None) -> tuple[int, Weights]:
-        """The newest weights, once they are at least of ``version``; None: of any."""
+    def wait_for(self, version: int | None, timeout_s: float | None = None) -> tuple[int, Weights]:
+        """Return the newest weights, once they are at least of ``version`` (None: of any), or after ``timeout_s``.
+
+        The first weights are waited for in any case.
+        """
 
         def is_there() -> bool:
             return self._policy is not None and (version is None or self._policy[0] >= version)
 
         with self._condition:
+            if timeout_s is not None:
+                self._condition.wait_for(is_there, timeout_s)
+                version = None
             self._condition.wait_for(is_there)
             assert self._policy is not None
             return self._policy

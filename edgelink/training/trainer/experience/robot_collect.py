@@ -14,7 +14,8 @@ from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, Attempt
 
-_PATIENCE_S = 0.1  # so long, at most, new weights wait for steps that are being taken
+_BEAT_S = 0.2  # how often the robot is shown that there is somebody
+_PATIENCE_S = 0.05  # so long, at most, new weights wait for steps that are being taken
 
 
 class RobotCollector:
@@ -23,28 +24,40 @@ class RobotCollector:
     Args:
         ask: calls a method of the env worker.
         policy: the newest version at hand, and its weights.
-        least_version: steps by weights before this version are of no use at present.
+        newest: the learner's version, as far as is known here.
+        max_policy_lag: versions that a step may be behind that.
     """
 
     def __init__(
         self,
         ask: Callable[..., Any],
         policy: Callable[[], tuple[int, Weights]],
-        least_version: Callable[[], int] = lambda: 0,
+        newest: Callable[[], int],
+        max_policy_lag: int,
     ) -> None:
         self._ask = ask
         self._policy = policy
-        self._least_version = least_version
+        self._newest = newest
+        self._max_lag = max_policy_lag
         self._handed = -1
         self._lock = threading.Lock()
         self._evaluated = -1  # the version that the last evaluation was of
         self._finished: list[list[float]] = []  # of that one: what each rig played that no request has been given
 
-    def collect(self, steps: int) -> dict[str, Any]:
-        """The parts of a fragment of ``steps`` steps; waits while the robot holds."""
+    def collect(self, steps: int, asked_by: int) -> dict[str, Any]:
+        """Return the parts of a fragment of ``steps`` steps. Waits while the robot holds.
+
+        Once the learner has made an update without this robot, the fragment has the steps that there are: each further
+        update makes them older, and steps that are too old are lost.
+
+        Args:
+            asked_by: the learner's version when it asked.
+        """
         while True:
             self._hand_over()
-            parts: dict[str, Any] | None = self._ask("take", steps, _PATIENCE_S, self._least_version())
+            newest = self._newest()
+            enough = 1 if newest > asked_by else steps
+            parts: dict[str, Any] | None = self._ask("take", steps, _PATIENCE_S, newest - self._max_lag, enough)
             if parts is not None:
                 return parts
 
@@ -72,16 +85,19 @@ class RobotCollector:
         self._finished = [returns[each:] for returns in self._finished]
         return Played(played, version, broken_off)
 
-    def hand_over_each(self, wait_for: Callable[[int], Any]) -> None:
-        """Hand over each version that comes, also while nobody collects; a thread's work. Ends with the robot.
+    def hand_over_each(self, wait_for: Callable[[int, float], Any]) -> None:
+        """Hand over each version that comes, also while nobody collects, and show the robot that this goes on: if this
+        thread, the env worker's or what is between them is stuck, the robot holds. A thread's work; ends with the
+        robot.
 
         Args:
-            wait_for: returns when there are weights of this version or a newer one.
+            wait_for: returns when there are weights of this version or a newer one, or after so many seconds.
         """
         with contextlib.suppress(Exception):  # whoever collects meets it, too
             while True:
-                wait_for(self._handed + 1)
+                wait_for(self._handed + 1, _BEAT_S)
                 self._hand_over()
+                self._ask("beat")
 
     def confirm(self, version: int) -> None:
         """``version`` is the newest that there is. Says nothing of another one that the robot has."""

@@ -83,16 +83,19 @@ class RolloutWorker(Located):
         if self._is_robot and self._collector is not None:
             self._collector.confirm(self._inbox.newest_offered)
 
-    def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload | Pieces]:
+    def collect(
+        self, ticket: int, steps: int, least_version: int | None, asked_by: int
+    ) -> tuple[About, Payload | Pieces]:
         """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.
 
         Args:
             least_version: begin with these weights or newer ones; None: with those at hand.
+            asked_by: the learner's version when it asked.
         """
-        about, payload = self._fragment(ticket, steps, least_version)
+        about, payload = self._fragment(ticket, steps, least_version, asked_by)
         return about, in_pieces(payload, self._chunk_bytes, self._put)
 
-    def _fragment(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload]:
+    def _fragment(self, ticket: int, steps: int, least_version: int | None, asked_by: int) -> tuple[About, Payload]:
         with self._lock:
             for about, payload in self._recent:
                 if about.ticket == ticket:
@@ -100,7 +103,7 @@ class RolloutWorker(Located):
             asked_s = time.monotonic()
             version, _ = self._inbox.wait_for(least_version)
             begun_s = time.monotonic()
-            fragment, history = self._collect(ticket, steps, version)
+            fragment, history = self._collect(ticket, steps, version, asked_by)
             check_finite([fragment])  # here it costs this pair; at the learner it would be everybody's
             about, payload = packed(fragment, history)
             self.samples += about.samples
@@ -156,9 +159,9 @@ class RolloutWorker(Located):
         """Of weights, as they were sent to this worker or to another one on this node."""
         return self._inbox.fetched_bytes
 
-    def _collect(self, ticket: int, steps: int, version: int) -> tuple[Fragment, Observations]:
+    def _collect(self, ticket: int, steps: int, version: int, asked_by: int) -> tuple[Fragment, Observations]:
         if (robot := self._robot()) is not None:
-            fragment = Fragment(rank=self._rank, ticket=ticket, **robot.collect(steps))
+            fragment = Fragment(rank=self._rank, ticket=ticket, **robot.collect(steps, asked_by))
             return fragment, fragment.observations[:0]
         observations = self._reset() if self._observations is None else self._observations
         stack = self._seen()
@@ -196,9 +199,9 @@ class RolloutWorker(Located):
         """What asks the robot, if the environment is one."""
         if self._is_robot is None:
             self._is_robot = self._ask("is_robot")
-            inbox, lag = self._inbox, self._max_lag
+            inbox = self._inbox
             self._collector = collector = RobotCollector(
-                self._ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered - lag
+                self._ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered, self._max_lag
             )
             if self._is_robot:
                 handing = (inbox.wait_for,)

@@ -33,6 +33,8 @@ from edgelink.training.trainer.whereabouts import Located
 _LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a linear schedule
 _STOP_BEYOND = 1.5  # times target_kl
 _ROUNDING = 1e-6  # share of the returns' size below which advantages are what float32 leaves of a difference
+_SUMS = "sums/"  # in a checkpoint, with the pair's rank
+_NO_PAIR = -1.0  # in a row that only makes one learner's as long as another's
 _JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
 
@@ -84,11 +86,13 @@ class Learner(Located):
         self._spaces = spaces
         self._settings = settings = settings.completed(spaces)
         self._device = chosen(torch, settings.device)
-        self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device)
+        log_std = max(settings.initial_log_std or 0.0, settings.least_log_std)
+        self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device, log_std)
         self._rank, self._world = rank, world
         self._generator = np.random.default_rng([settings.seed, rank])
         self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
         self._rewards = Moments(1) if settings.normalise_rewards else None
+        self._sums: dict[int, Any] = {}  # of past rewards, where the last fragment of each pair ended
         self._objective = Objective(torch, spaces, settings)
         parts = torch, self._networks, self._objective, settings
         self._steps = RecordedSteps(*parts, recorder(torch)) if self._device.type == CUDA else Steps(*parts)
@@ -174,7 +178,7 @@ class Learner(Located):
         for name, moments in (("observations", self._seen), ("rewards", self._rewards)):
             if moments is not None:
                 arrays[f"normalisation/{name}"] = moments.row()
-        return arrays
+        return arrays | {f"{_SUMS}{rank}": sums for rank, sums in self._sums.items()}
 
     def load_state(self, arrays: Mapping[str, Any]) -> Update:
         """Go on from what ``state`` gave.
@@ -182,19 +186,15 @@ class Learner(Located):
         Raises:
             TrainerError: it is of another task, of other networks, or of what is normalised otherwise.
         """
-        _check_fits(arrays, self._spaces, self._networks)
-        _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
-        self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
-        self._networks.keep_wide(self._settings.least_log_std)
+        self._take_networks(arrays)
         remembered = {
             key.removeprefix("optimiser/"): np.array(array)
             for key, array in arrays.items()
             if key.startswith("optimiser/")
         }
         self._steps.load_state(remembered)
-        for name, found in (("observations", self._seen), ("rewards", self._rewards)):
-            if found is not None:
-                found.load(arrays[f"normalisation/{name}"])
+        sums = {key: array for key, array in arrays.items() if key.startswith(_SUMS)}
+        self._sums = {int(key.removeprefix(_SUMS)): np.array(array) for key, array in sums.items()}
         self._iteration = int(arrays["iteration"])
         if self._rank == 0:
             self._generator.bit_generator.state = json.loads(str(arrays["random"]))
@@ -203,18 +203,59 @@ class Learner(Located):
         self._latest = Update(self._iteration, self._weights())
         return self._latest
 
+    def begin_with(self, arrays: Mapping[str, Any]) -> Update:
+        """Begin a training of its own with the networks and the normalisation of what ``state`` gave.
+
+        Raises:
+            TrainerError: as ``load_state``.
+        """
+        self._take_networks(arrays)
+        self._latest = Update(0, self._weights())
+        return self._latest
+
+    def _take_networks(self, arrays: Mapping[str, Any]) -> None:
+        moments = {"observations": self._seen, "rewards": self._rewards}
+        _check_fits(arrays, self._spaces, self._networks)
+        _check_normalisation(arrays, moments)
+        self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
+        self._networks.keep_wide(self._settings.least_log_std)
+        for name, found in moments.items():
+            if found is not None:
+                found.load(arrays[f"normalisation/{name}"])
+
     def _observe(self, fragments: Sequence[Fragment]) -> None:
         """What is new about means and deviations, before it is learned from."""
         if self._seen is not None:
             count = sum(fragment.samples for fragment in fragments)
             self._merge(self._seen, observations_of(self._spaces, fragments)[:count])
         if self._rewards is not None:
-            discount = self._settings.discount
-            sums = [
-                discounted_sums(fragment.rewards, fragment.terminated | fragment.truncated, discount)
-                for fragment in fragments
-            ]
+            sums = [self._sums_of(fragment) for fragment in fragments]
             self._merge(self._rewards, np.concatenate([np.zeros(0), *sums])[:, None])
+            self._share_sums([fragment.rank for fragment in fragments])
+
+    def _sums_of(self, fragment: Fragment) -> Any:
+        """Return the discounted sums at its steps, which go on from the fragment of the same pair before."""
+        width = fragment.rewards.shape[1]
+        before = self._sums.get(fragment.rank, np.zeros(0))
+        ended = fragment.terminated | fragment.truncated
+        sums, self._sums[fragment.rank] = discounted_sums(
+            fragment.rewards, ended, self._settings.discount, before if len(before) == width else np.zeros(width)
+        )
+        return sums
+
+    def _share_sums(self, ranks: Sequence[int]) -> None:
+        """Tell the other learners where these pairs are: the next fragment of each may be dealt to another one."""
+        if self._group.world == 1:
+            return
+        rows = [np.full((len(self._sums[rank]), 2), rank, np.float64) for rank in ranks]
+        for row, rank in zip(rows, ranks, strict=True):
+            row[:, 1] = self._sums[rank]
+        own = np.concatenate([np.zeros((0, 2)), *rows])
+        most = max(int(count[0]) for count in self._group.gather(np.asarray([len(own)])))
+        padded = np.concatenate([own, np.full((most - len(own), 2), _NO_PAIR)])
+        for found in self._group.gather(padded):
+            for rank in np.unique(found[found[:, 0] != _NO_PAIR, 0]):
+                self._sums[int(rank)] = found[found[:, 0] == rank, 1]
 
     def _merge(self, moments: Moments, rows: Any) -> Moments:
         for row in self._group.gather(moments_of(rows).row()):
@@ -301,12 +342,14 @@ class Learner(Located):
 def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -> None:
     """Is the checkpoint of this task and of these networks?"""
     if "spaces" not in arrays:
-        raise TrainerError("the checkpoint is of an older version of the trainer", "begin anew, without --resume")
+        raise TrainerError(
+            "the checkpoint is of an older version of the trainer", "begin anew, without --resume or --policy"
+        )
     found = Spaces.from_json(str(arrays["spaces"]))
     if found != spaces:
         raise TrainerError(
             f"the checkpoint is of another task: {found}; this one has {spaces}",
-            "name the task it was made with, or begin anew without --resume",
+            "name the task it was made with, or begin anew without --resume or --policy",
             exit_status=USAGE,
         )
     for name, shape in networks.shapes.items():
@@ -315,7 +358,7 @@ def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -
             what = "none" if there is None else " x ".join(map(str, there.shape))
             raise TrainerError(
                 f"the checkpoint is of other networks: {name} is {what} there, {' x '.join(map(str, shape))} here",
-                "set algorithm.hidden as it was, or begin anew without --resume",
+                "set algorithm.hidden as it was, or begin anew without --resume or --policy",
                 exit_status=USAGE,
             )
 

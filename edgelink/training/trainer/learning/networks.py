@@ -20,7 +20,10 @@ _ROOT_TWO = 2.0**0.5
 class Networks:
     """Policy and value networks. They share the convolutions where there are pixels, else nothing."""
 
-    def __init__(self, torch: Any, spaces: Spaces, hidden: tuple[int, ...], seed: int, device: Any) -> None:
+    def __init__(
+        self, torch: Any, spaces: Spaces, hidden: tuple[int, ...], seed: int, device: Any, log_std: float = 0.0
+    ) -> None:
+        """``log_std``: of a continuous policy, at first."""
         self._torch = torch
         self._spaces = spaces
         self._layers = 0 if spaces.is_pixels else len(hidden)
@@ -33,6 +36,8 @@ class Networks:
             if name.endswith("/weight"):
                 gain = 0.01 if name == "policy/head/weight" else 1.0 if name == "value/head/weight" else _ROOT_TWO
                 torch.nn.init.orthogonal_(view, gain=gain, generator=generator)  # nearly uniform policy at first
+            elif name == LOG_STD:
+                view.fill_(log_std)
         self.flat = torch.nn.Parameter(flat.to(device))
 
     def _views(self, flat: Any) -> dict[str, Any]:

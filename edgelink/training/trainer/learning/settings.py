@@ -10,6 +10,7 @@ from edgelink.training.trainer.learning.spaces import CONTINUOUS, DISCRETE, PIXE
 from edgelink.training.trainer.setting import open_fields, setting, values
 
 CONSTANT, LINEAR = "constant", "linear"
+ROBOT_LOG_STD = -2.0  # at first, where a robot acts by it: 0.14 of half the range, and no action at a limit
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 # What suits a kind of task where the user says nothing. Discrete ones were found on CartPole for few, small updates;
@@ -89,6 +90,13 @@ class Settings:
         at_least=-20,
         at_most=0,
     )
+    initial_log_std: float | None = setting(
+        None,
+        "how narrow a continuous policy is at first, likewise; default: -2 where a robot takes part, whose limits it "
+        "would be at all the time, else 0",
+        at_least=-20,
+        at_most=0,
+    )
     value_cost: float = setting(0.5, "weight of the value's error in the loss", above=0, at_most=100)
     max_gradient: float = setting(0.5, "norm to which a gradient is cut", above=0)
     normalise_observations: bool = _by_kind("shift and scale observations to mean 0 and deviation 1, as seen so far")
@@ -114,5 +122,6 @@ class Settings:
 
     def completed(self, spaces: Spaces) -> Settings:
         """With a value for everything, by the kind of the task where none was given."""
-        missing = {name: value for name, value in BY_KIND[spaces.kind].items() if getattr(self, name) is None}
+        defaults = {**BY_KIND[spaces.kind], "initial_log_std": 0.0}
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return replace(self, **missing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,20 +84,19 @@ def reward_scale(sums: Moments) -> float:
     return 1.0 / deviation if deviation > _SMALLEST else 1.0
 
 
-def discounted_sums(rewards: Floats, ended: Bools, discount: float) -> NDArray[np.float64]:
-    """Sums of past rewards as in an episode that has run for a while: those of a fragment's first steps are left out.
+def discounted_sums(
+    rewards: Floats, ended: Bools, discount: float, before: Any
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sums of past rewards at each step, and those with which the next step of each environment begins.
 
     Args:
         rewards: (steps, environments).
         ended: where an episode ended with this step.
+        before: with what the first step begins: of the fragment before, so that it does not matter where one ends.
     """
-    steps = len(rewards)
-    horizon = steps if discount >= 1 else int(2 / (1 - discount))
-    running: Any = np.zeros(rewards.shape[1])
-    sums = []
-    for reward, end in zip(rewards, ended, strict=True):
-        running = running * discount + reward
-        sums.append(running)
+    running: Any = before
+    sums = np.empty(rewards.shape, np.float64)
+    for index, (reward, end) in enumerate(zip(rewards, ended, strict=True)):
+        sums[index] = running = running * discount + reward
         running = np.where(end, 0.0, running)
-    kept: Sequence[Any] = sums[min(steps // 2, horizon) :]
-    return np.concatenate(kept) if kept else np.zeros(0)
+    return sums.reshape(-1), running

@@ -9,6 +9,8 @@ from edgelink.training.trainer.robot.interface import AUTOMATIC, MANUAL
 from edgelink.training.trainer.robot.realtime import NS
 from edgelink.training.trainer.setting import setting
 
+_EARNS_BACK = 4  # so many seconds of running give back one second of hold, as in PX4's failsafe
+
 
 def silent_after_ns(watchdog_s: float) -> int:
     """For so long no control instant may begin, before the process counts as silent, to itself and to its attendant.
@@ -40,6 +42,7 @@ class Cause(IntEnum):
     STALLED = 7  # the loop was stuck in the robot's code
     CLOSING = 8  # the run is over
     NO_POLICY = 9  # none has come yet
+    WORKER_STUCK = 10  # the loop that takes its experience has not come round for too long
 
     @property
     def needs_a_person(self) -> bool:
@@ -70,11 +73,17 @@ class DeadmanSettings:
         "it does about once a second; 0: do not look",
         at_least=0,
     )
+    worker_timeout_s: float = setting(
+        5.0,
+        "for so long may the loop that takes the robot's experience and hands over policies not come round before the "
+        "robot holds, though its processes live; 0: do not look",
+        at_least=0,
+    )
     stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)
     hold_at_most_s: float | None = setting(
         None,
-        "a hold that lasts so long becomes a safe stop, whatever comes and goes meanwhile, as on a flapping link; "
-        "default: stop_after_s + resume_after_s",
+        "so long may it hold in all before it stops, whatever comes and goes meanwhile, as on a flapping link; each "
+        "second that it runs gives back a quarter, a stop gives back all; default: stop_after_s + resume_after_s",
         above=0,
     )
     resume: str = setting(
@@ -95,7 +104,11 @@ class Change:
 
 
 class Deadman:
-    """State of one robot's deadman."""
+    """State of one robot's deadman.
+
+    Guarantees, for each sequence of causes: a robot never runs in an instant with a cause. Between two stops it holds
+    at most ``hold_at_most_s`` and a quarter of the time that it ran. A cause that lasts ``stop_after_s`` stops it.
+    """
 
     def __init__(self, settings: DeadmanSettings, resume: str) -> None:
         self.state = State.WAITING
@@ -110,6 +123,8 @@ class Deadman:
         self._good_since_ns: int | None = None
         self._bad_since_ns = 0
         self._left_at_ns = 0
+        self._hold_left_ns = self._hold_at_most_ns
+        self._looked_ns = 0
 
     def look(self, now_ns: int, cause: Cause, *, may_resume: bool = False) -> Change | None:
         """What changes now.
@@ -118,6 +133,7 @@ class Deadman:
             cause: what is wrong at this moment.
             may_resume: a person has said so.
         """
+        self._count_hold(now_ns)
         if cause is Cause.NONE:
             if self._good_since_ns is None:
                 self._good_since_ns = now_ns
@@ -138,13 +154,23 @@ class Deadman:
                 if cause.stops_at_once or (cause and now_ns - self._bad_since_ns >= self._stop_after_ns):
                     return self._change(now_ns, State.STOPPED, cause)
                 resumed = self._resumed(now_ns, cause, may_resume=may_resume)
-                if resumed is None and now_ns - self._left_at_ns >= self._hold_at_most_ns:
+                if resumed is None and self._hold_left_ns <= 0:
                     return self._change(now_ns, State.STOPPED, cause or self.cause)
                 return resumed
             case State.STOPPED:
                 if cause.stops_at_once and cause is not self.cause:  # it counts, though it came later
                     return self._change(now_ns, State.STOPPED, cause)
         return self._resumed(now_ns, cause, may_resume=may_resume)
+
+    def _count_hold(self, now_ns: int) -> None:
+        """Count what has passed since the last look, in the state that it left."""
+        passed_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        if self.state is State.HOLDING:
+            self._hold_left_ns -= passed_ns
+        elif self.state is State.RUNNING:
+            self._hold_left_ns = min(self._hold_at_most_ns, self._hold_left_ns + passed_ns // _EARNS_BACK)
+        else:
+            self._hold_left_ns = self._hold_at_most_ns
 
     def _resumed(self, now_ns: int, cause: Cause, *, may_resume: bool) -> Change | None:
         if may_resume and cause is Cause.NO_POLICY and self.state is State.STOPPED:

@@ -87,9 +87,15 @@ class RobotEnvironment:
         """Which weights the robot acts by; 0 before the first."""
         return self._block.words.policy_version
 
+    def beat(self) -> None:
+        """Show the robot that the loop which serves it comes round. Whoever has called this, or anything that hands
+        over a policy or takes experience, does so again within ``deadman.worker_timeout_s``, or the robot holds."""
+        self._block.words.add("worker_steps")
+
     def load_policy(self, version: int, weights: Weights) -> None:
         """Hand over, in the middle of anything. The control process copies 128 KiB of them at each control instant, and
         then acts by them, unless newer ones came before it began."""
+        self.beat()
         self._weights.publish(version, weights)
 
     def confirm_policy(self, version: int) -> None:
@@ -97,13 +103,16 @@ class RobotEnvironment:
         if version == self._block.words.weights_version:
             self._block.words.weights_confirmed_ns = now_ns()
 
-    def take(self, steps: int, patience_s: float, least_version: int = 0) -> dict[str, Any] | None:
-        """The next ``steps`` steps, as the parts of a fragment that are the environment's.
+    def take(
+        self, steps: int, patience_s: float, least_version: int = 0, enough: int | None = None
+    ) -> dict[str, Any] | None:
+        """Return the next ``steps`` steps, as the parts of a fragment that are the environment's.
 
         None, if they are not there within ``patience_s``: what has come is kept for the next call. A robot that holds
         gives none.
 
         Args:
+            enough: with so many steps it does not wait for more. None: for all of them.
             least_version: steps by older weights are left out at the beginning, and counted, also those that were
                 kept before: after a long hold they would make what comes with them too old.
 
@@ -111,11 +120,14 @@ class RobotEnvironment:
             ConnectionError: the control process has ended.
         """
         ends_s = time.monotonic() + patience_s
+        enough = steps if enough is None else enough
         self._stale += self._reader.skip_to(_BACKLOG * steps)
         self._leave_older(least_version)
         while (have := sum(len(part) for part in self._parts)) < steps:
-            rows = self.rows(steps - have, ends_s, 0 if have else least_version)
+            rows = self.rows(steps - have, ends_s if have < enough else 0.0, 0 if have else least_version)
             if not len(rows):
+                if have >= enough:
+                    break
                 return None
             self._parts.append(rows)
             self._ended += self._counter.add(rows)
@@ -221,6 +233,7 @@ class RobotEnvironment:
             ConnectionError: the control process has ended.
         """
         while True:
+            self.beat()
             self._stale += self._reader.skip_older(least_version) if least_version else 0
             rows = self._reader.take(most)
             if len(rows):

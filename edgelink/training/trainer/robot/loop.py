@@ -80,6 +80,7 @@ class ControlLoop:
         self._counted_ns = 0  # the instant that counts as a stall
         self._reason = self._stop_failure = ""  # in words, for people
         self._stop_patience = round(_STOP_PATIENCE_S * robot.rate_hz)
+        self._worker_steps = self._worker_ns = 0  # of the worker's loop: as it was seen last, and since when
         self._suspended_ns = suspended_ns()
         self._parent = parent
         self._is_over = False
@@ -192,6 +193,8 @@ class ControlLoop:
             return Cause.WORKER
         if settings.link_timeout_s and at_ns - words.link_ns > settings.link_timeout_s * NS:
             return Cause.LINK
+        if self._is_worker_stuck(at_ns):
+            return Cause.WORKER_STUCK
         if not self._actor.is_there:
             return Cause.NO_POLICY
         if settings.policy_timeout_s and at_ns - words.policy_confirmed_ns > settings.policy_timeout_s * NS:
@@ -201,6 +204,13 @@ class ControlLoop:
         if sensed is not None and not self._is_number(sensed):
             return Cause.NOT_A_NUMBER
         return Cause.NOT_A_NUMBER if self._is_rest_spoiled else Cause.NONE
+
+    def _is_worker_stuck(self, at_ns: int) -> bool:
+        """Has the worker's loop not come round for too long? A thread beside it would live on, so that loop counts."""
+        if (steps := self._words.worker_steps) != self._worker_steps:
+            self._worker_steps, self._worker_ns = steps, at_ns
+        timeout_s = self._settings.worker_timeout_s
+        return bool(timeout_s and steps) and at_ns - self._worker_ns > timeout_s * NS
 
     def _is_number(self, sensed: Sensed) -> bool:
         if np.isfinite(sensed.observations).all() and np.isfinite(sensed.rewards).all():

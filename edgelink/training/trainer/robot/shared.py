@@ -33,6 +33,7 @@ CHANGES = 64  # kept for the attendant, who reads them every few milliseconds
 # One writer each: W the env worker, A the attendant, C the control process.
 WORDS = (
     "worker_ns",  # W: it lives
+    "worker_steps",  # W: how often the loop that serves the robot has come round; 0: it has not begun
     "link_ns",  # W: the driver was last heard
     "link_rtt_us",  # W
     "weights_version",  # W: the newest that is published
