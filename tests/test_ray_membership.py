@@ -48,7 +48,7 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
             case _:
                 return await helper(_ONE)
 
-    watch = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock()).run())
+    watch = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock(), lambda: False).run())
     await eventually(lambda: bool(seen))
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,15 @@ from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
+from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
+from edgelink.ray_cluster.gcs_store import FULL, GcsStore
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
-from edgelink.ray_cluster.temp_dir import sessions_in
+from edgelink.ray_cluster.slow_agent import TOO_BUSY
+from edgelink.ray_cluster.temp_dir import gcs_store_in, sessions_in
 from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
 
@@ -29,6 +33,8 @@ _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
 _ENVELOPE_BYTES = 512  # beside the text that is signed
 _BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
+_ROOM_S = 1.0  # until the disk of the GCS is looked at again
+_GCS_STARTS_S = 0.2
 EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
 _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
@@ -75,7 +81,11 @@ class RayHeadReconciler(RayReconciler):
             on_members(found)
             self.wakeup.set()
 
-        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock)
+        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock, lambda: self._is_gcs_away)
+        self._store = GcsStore(
+            gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files
+        )
+        self._gcs = GcsKeeper(self.ray.node, self._store, inputs.clock)
 
     @property
     def _secret_epoch(self) -> int:
@@ -139,6 +149,8 @@ class RayHeadReconciler(RayReconciler):
         await self.ray.protect(self._config.ray.port, lease)
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
+        if (delay_s := await self._keep_gcs()) > 0:
+            return delay_s
         await self._clear_away_dead()
         tools = await self.prepare()
         token = self._ray_token() if tools.capabilities.token_auth else None
@@ -163,6 +175,51 @@ class RayHeadReconciler(RayReconciler):
         else:
             self._publish_spec(tools, lease, record, token)
         return min(requeue_s, await self._bury_the_dead(tools, record, token_auth=token is not None))
+
+    @property
+    def _is_gcs_away(self) -> bool:
+        """Whether only the GCS has ended: the members that it listed last go on."""
+        record = self.ray.node.record
+        return (
+            record is not None
+            and self.ray.node.is_running
+            and (self.ray.node.gcs_has_ended or (record.gcs_start is not None and record is not self._verified))
+        )
+
+    async def _keep_gcs(self) -> float:
+        """Start the GCS again if it alone has ended; return after how many seconds to look again, 0 to go on."""
+        record = self.ray.node.record
+        try:
+            self._gcs.check_patience()
+            if record is None or not self.ray.node.is_running or not self.ray.node.gcs_has_ended:
+                return 0.0
+            return await self._gcs.restart((await self.prepare()).user)
+        except GcsLostError as error:
+            assert record is not None
+            await self._replace(record, str(error), farewell=False)
+            await asyncio.to_thread(self._store.remove, str(error))
+            return 0.0
+        except RayClusterError as error:
+            if error.condition_reason != FULL:
+                raise
+            self._conditions.set_error(self.condition, error)
+            return _ROOM_S
+
+    async def _confirm(self, tools: RayTools, lease: Lease, record: RayRecord, *, token_auth: bool) -> float:
+        try:
+            delay_s = await super()._confirm(tools, lease, record, token_auth=token_auth)
+        except RayClusterError:
+            if not self._gcs.is_awaited and not self.ray.node.gcs_has_ended:
+                raise
+            return _GCS_STARTS_S  # it reads its tables, or has just ended again: what was said of Ray holds
+        self._gcs.note_answer()
+        return delay_s
+
+    def _also(self, record: RayRecord) -> str:
+        if not self._config.ray.gcs_store or record.gcs_start is not None:
+            return ""
+        network = self._store.why_not_here() or "network"
+        return f"; without ray.gcs_store, because {self._store.directory} is on a {network} file system"
 
     async def _end_cluster(self, tools: RayTools, lease: Lease) -> float:
         """Say that no Ray is wanted, wait until the edges' has ended, with a deadline, then end our own."""
@@ -203,6 +260,7 @@ class RayHeadReconciler(RayReconciler):
             self._keep(record, holder)
             return record
         if record is not None:
+            self._require_gcs_store(tools)  # before the Ray that runs is ended for nothing
             self._restarts.forgive()
             await self._replace(
                 record, "it was asked for" if is_asked else "the configuration of this node has changed"
@@ -212,14 +270,54 @@ class RayHeadReconciler(RayReconciler):
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
         tools = self._noted(await self.ray.prepare_start())
+        self._require_gcs_store(tools)
         if tools.capabilities.token_auth:
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        return await self._start(
-            self._launch(tools, lease, started_as),
-            lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
-        )
+        store = await self._prepare_store(tools, lease, started_as)
+        try:
+            started = await self._start(
+                self._launch(tools, lease, started_as, store),
+                lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
+            )
+        except RayClusterError as error:
+            if error.condition_reason != TOO_BUSY:
+                self._store.note_start(has_failed=True)
+            raise
+        self._store.note_start(has_failed=False)
+        return started
+
+    def _require_gcs_store(self, tools: RayTools) -> None:
+        """Raise ConfigError where `ray.gcs_store` asks for what this Ray cannot do."""
+        if self._config.ray.gcs_store:
+            tools.capabilities.require_gcs_store()
+
+    async def _prepare_store(self, tools: RayTools, lease: Lease, started_as: str) -> Path | None:
+        """The directory for the tables of the GCS that is about to be started; None where they are to be in memory.
+
+        Raises:
+            RayClusterError: there is no room for them, or a former Ray's cannot be removed.
+        """
+        store = self._store
+        if not self._config.ray.gcs_store:
+            await asyncio.to_thread(store.remove, "ray.gcs_store is off")
+            return None
+        if network := await asyncio.to_thread(store.why_not_here):
+            why = f"the directory is on a {network} file system"
+            _log.warning("ray.gcs_store_off", directory=str(store.directory), why=why)
+            await asyncio.to_thread(store.remove, why)
+            return None
+        await asyncio.to_thread(store.check_room)
+        token = self._ray_token() if tools.capabilities.token_auth else ""
+        identity = {
+            "node": lease.node_id,
+            "ray": tools.interpreter.ray_version,
+            "token": hashlib.sha256(token.encode()).hexdigest(),
+            "started_as": started_as,
+        }
+        await asyncio.to_thread(store.prepare, hash_of(identity))
+        return store.directory
 
     def _keep(self, record: RayRecord, holder: str) -> None:
         """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""
@@ -228,7 +326,7 @@ class RayHeadReconciler(RayReconciler):
             why = "a change of this node's configuration waits for the end of the run"
             _log.info("ray.kept", raylet=record.raylet.pid, why=why, holder=holder)
 
-    def _launch(self, tools: RayTools, lease: Lease, config_hash: str) -> RayLaunch:
+    def _launch(self, tools: RayTools, lease: Lease, config_hash: str, gcs_store: Path | None) -> RayLaunch:
         config, has_client = self._config.ray, tools.interpreter.has_client
         return RayLaunch(
             argv=command.head_argv(
@@ -238,6 +336,7 @@ class RayHeadReconciler(RayReconciler):
                 ip=lease.overlay_ip,
                 node_id=lease.node_id,
                 has_client=has_client,
+                gcs_store=gcs_store,
             ),
             env=self.ray.wanted_environment,
             user=tools.user,
@@ -247,6 +346,7 @@ class RayHeadReconciler(RayReconciler):
             restarts=self.wishes.wishes.restarts_of(lease.node_id),
             is_head=True,
             temp_dir=sessions_in(config.temp_dir),
+            gcs_store=gcs_store,
             config_hash=config_hash,
             ports=command.listening_ports(config, is_head=True, has_client=has_client),
         )

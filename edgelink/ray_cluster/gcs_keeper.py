@@ -1,0 +1,99 @@
+"""Start the head's GCS again alone when it has ended: raylets, workers and the driver go on meanwhile (ADR 0046)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edgelink.clock import Clock
+from edgelink.errors import ProcessStartError
+from edgelink.log import get_logger
+from edgelink.process import Identity
+from edgelink.process.restart_policy import RestartPolicy
+from edgelink.ray_cluster.gcs_store import GcsStore
+from edgelink.ray_cluster.interpreter import RayUser
+from edgelink.ray_cluster.last_words import last_words
+from edgelink.ray_cluster.node import RayNode
+
+_SERVED_S = 2.0  # a GCS that aborts over what its tables hold ends sooner
+_PATIENCE_S = 120.0  # for one that reads its tables, as long as `ray start` waits for it
+_BROKEN, _NO_SPACE = "Failed to open RocksDB", "No space left"
+_log = get_logger("ray")
+
+
+class GcsLostError(Exception):
+    """The GCS does not come back with what it knew: the cluster is to start anew."""
+
+
+class GcsKeeper:
+    """Restarts the GCS of ``node``, which keeps its tables in ``store``."""
+
+    def __init__(self, node: RayNode, store: GcsStore, clock: Clock) -> None:
+        self._node = node
+        self._store = store
+        self._clock = clock
+        self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=10.0)
+        self._ended: Identity | None = None  # counted already
+        self._started: Identity | None = None  # by us, and has not answered yet
+        self._started_s = 0.0
+        self._serves_since_s: float | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the GCS was started again and has not answered yet."""
+        record = self._node.record
+        return record is not None and record.gcs is not None and record.gcs is self._started
+
+    async def restart(self, user: RayUser) -> float:
+        """Start the GCS again, now that it has ended; return after how many seconds to try instead, 0 when it runs.
+
+        Raises:
+            GcsLostError: it ends again and again, or cannot read its tables.
+            RayClusterError: the disk has no room for it.
+            ProcessStopError: threads of the former GCS do not end.
+        """
+        record = self._node.record
+        assert record is not None
+        assert record.gcs is not None
+        if record.gcs != self._ended:
+            words = last_words(record.outputs, user.uid)
+            _log.warning("ray.gcs_ended", pid=record.gcs.pid, last_words=words or "none")
+            has_failed, self._ended = self._has_failed, record.gcs
+            self._started = self._serves_since_s = None
+            await asyncio.to_thread(self._store.check_room)  # what a full disk did is no crash
+            if has_failed and _BROKEN in words and _NO_SPACE not in words:
+                raise GcsLostError("its GCS cannot read its tables")
+            self._restarts.note_end(served=False) if has_failed else self._restarts.forgive()
+        await asyncio.to_thread(self._store.check_room)
+        if self._restarts.is_crash_loop:
+            raise GcsLostError("its GCS ended, or did not start, three times in a row")
+        if self._restarts.wait_s > 0:
+            return self._restarts.wait_s
+        await asyncio.to_thread(self._store.prune)
+        try:
+            record = await self._node.restart_gcs(user)
+        except ProcessStartError as error:
+            raise GcsLostError(f"its GCS cannot be started again: {error.message}") from error
+        self._started, self._started_s = record.gcs, self._clock.monotonic_s()
+        assert record.gcs is not None
+        _log.warning("ray.gcs_restarted", pid=record.gcs.pid)
+        return 0.0
+
+    def note_answer(self) -> None:
+        """Take note that the GCS answers."""
+        if self._started is not None:
+            _log.info("ray.gcs_answers", after_s=round(self._clock.monotonic_s() - self._started_s, 2))
+        self._started = None
+        if self._serves_since_s is None:
+            self._serves_since_s = self._clock.monotonic_s()
+
+    def check_patience(self) -> None:
+        """Raise GcsLostError when the GCS was started again long ago and has not answered since."""
+        if self.is_awaited and self._clock.monotonic_s() - self._started_s > _PATIENCE_S:
+            raise GcsLostError(f"its GCS did not answer within {_PATIENCE_S:g} s of its start")
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the GCS that has ended never served. One that began before this daemon is taken to have served."""
+        if self._serves_since_s is None:
+            return self._started is not None
+        return self._clock.monotonic_s() - self._serves_since_s < _SERVED_S
