@@ -25,7 +25,6 @@ def note(event: str, **values: Any) -> None:
     os.write(_record, (json.dumps({"event": event, "at_s": time.monotonic(), **values}) + "\n").encode())
 
 
-@ray.remote(num_cpus=0)
 class Counter:
     def __init__(self) -> None:
         self.count = 0
@@ -36,8 +35,11 @@ class Counter:
         return os.getpid(), self.count
 
 
+Actor: Any = ray.remote(num_cpus=0)(Counter)
+
+
 def on(rank: int) -> Any:
-    return Counter.options(label_selector={"edgelink.rank": str(rank)})
+    return Actor.options(label_selector={"edgelink.rank": str(rank)})
 
 
 def call_on(name: str, actor: Any, pause_s: float, *arguments: float) -> None:
@@ -88,7 +90,7 @@ def forever(name: str, work: Callable[..., None], *arguments: Any) -> None:
 
 def main() -> None:
     ray.init(namespace="gcs", log_to_driver=False)
-    detached = Counter.options(label_selector={"edgelink.rank": "1"}, name="left", lifetime="detached")
+    detached = Actor.options(label_selector={"edgelink.rank": "1"}, name="left", lifetime="detached")
     actors = {"head": on(0).remote(), "edge-1": on(1).remote(), "edge-2": on(2).remote(), "left": detached.remote()}
     long = on(2).remote()
     ray.get([actor.call.remote() for actor in (*actors.values(), long)])

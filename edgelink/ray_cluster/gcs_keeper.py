@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from edgelink.clock import Clock
 from edgelink.errors import ProcessStartError
 from edgelink.log import get_logger
 from edgelink.process import Identity
-from edgelink.process.restart_policy import RestartPolicy
+from edgelink.process.output import read_end
+from edgelink.process.restart_policy import HEALTHY_LIFE_S, RestartPolicy
 from edgelink.ray_cluster.gcs_store import GcsStore
 from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.node import RayNode
 
-_SERVED_S = 2.0  # a GCS that aborts over what its tables hold ends sooner
 _PATIENCE_S = 120.0  # for one that reads its tables, as long as `ray start` waits for it
-_BROKEN, _NO_SPACE = "Failed to open RocksDB", "No space left"
+_BROKEN, _NO_SPACE = b"Failed to open RocksDB", b"No space left"
+_ABORTED = re.compile(rb"^\[[-\d]+ [:,\d]+ [CF] ", re.MULTILINE)  # critical, fatal: it has ended itself
 _log = get_logger("ray")
 
 
@@ -32,10 +37,11 @@ class GcsKeeper:
         self._store = store
         self._clock = clock
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=10.0)
-        self._ended: Identity | None = None  # counted already
+        self._ended: Identity | None = None  # told of already
         self._started: Identity | None = None  # by us, and has not answered yet
         self._started_s = 0.0
         self._serves_since_s: float | None = None
+        self._sizes: dict[str, int] = {}  # of what was written before the present one began
 
     @property
     def is_awaited(self) -> bool:
@@ -47,18 +53,19 @@ class GcsKeeper:
         """Start the GCS again, now that it has ended; return after how many seconds to try instead, 0 when it runs.
 
         Raises:
-            GcsLostError: it ends again and again, or cannot read its tables.
+            GcsLostError: it ends again and again by itself, or cannot read its tables.
             RayClusterError: the disk has no room for it.
             ProcessStopError: threads of the former GCS do not end.
         """
         record = self._node.record
         assert record is not None
         assert record.gcs is not None
+        outputs = [path for path in record.outputs if Path(path).name.startswith("gcs_server")]
         if record.gcs != self._ended:
-            words = last_words(record.outputs, user.uid)
-            _log.warning("ray.gcs_ended", pid=record.gcs.pid, last_words=words or "none")
-            has_failed, self._ended = self._has_failed, record.gcs
+            words = self._new_words(outputs, user)
+            has_failed, self._ended = self._has_failed(words), record.gcs
             self._started = self._serves_since_s = None
+            _log.warning("ray.gcs_ended", pid=record.gcs.pid, last_words=last_words(outputs, user.uid) or "none")
             await asyncio.to_thread(self._store.check_room)  # what a full disk did is no crash
             if has_failed and _BROKEN in words and _NO_SPACE not in words:
                 raise GcsLostError("its GCS cannot read its tables")
@@ -69,31 +76,41 @@ class GcsKeeper:
         if self._restarts.wait_s > 0:
             return self._restarts.wait_s
         await asyncio.to_thread(self._store.prune)
+        for path in outputs:
+            with suppress(OSError):
+                self._sizes[path] = Path(path).stat().st_size
         try:
             record = await self._node.restart_gcs(user)
         except ProcessStartError as error:
             raise GcsLostError(f"its GCS cannot be started again: {error.message}") from error
         self._started, self._started_s = record.gcs, self._clock.monotonic_s()
-        assert record.gcs is not None
-        _log.warning("ray.gcs_restarted", pid=record.gcs.pid)
+        _log.warning("ray.gcs_restarted", pid=record.gcs.pid if record.gcs else None)
         return 0.0
 
     def note_answer(self) -> None:
         """Take note that the GCS answers."""
         if self._started is not None:
             _log.info("ray.gcs_answers", after_s=round(self._clock.monotonic_s() - self._started_s, 2))
-        self._started = None
-        if self._serves_since_s is None:
-            self._serves_since_s = self._clock.monotonic_s()
+        if self._started is not None or self._serves_since_s is None:
+            self._started, self._serves_since_s = None, self._clock.monotonic_s()
 
     def check_patience(self) -> None:
         """Raise GcsLostError when the GCS was started again long ago and has not answered since."""
         if self.is_awaited and self._clock.monotonic_s() - self._started_s > _PATIENCE_S:
             raise GcsLostError(f"its GCS did not answer within {_PATIENCE_S:g} s of its start")
 
-    @property
-    def _has_failed(self) -> bool:
-        """Whether the GCS that has ended never served. One that began before this daemon is taken to have served."""
+    def _has_failed(self, words: bytes) -> bool:
+        """Whether the GCS that has ended says something of the next one: it never answered, or soon ended itself."""
         if self._serves_since_s is None:
             return self._started is not None
-        return self._clock.monotonic_s() - self._serves_since_s < _SERVED_S
+        was_short = self._clock.monotonic_s() - self._serves_since_s < HEALTHY_LIFE_S
+        return was_short and _ABORTED.search(words) is not None
+
+    def _new_words(self, outputs: Iterable[str], user: RayUser) -> bytes:
+        """What the GCS that has ended wrote, where we have started it; all their GCSes write into the same files."""
+        words = b""
+        for path in outputs:
+            with suppress(OSError):
+                if path in self._sizes and (more := Path(path).stat().st_size - self._sizes[path]) > 0:
+                    words += read_end(Path(path), owner_uid=user.uid)[-more:]
+        return words

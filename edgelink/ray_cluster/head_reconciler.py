@@ -28,6 +28,7 @@ from edgelink.ray_cluster.slow_agent import TOO_BUSY
 from edgelink.ray_cluster.temp_dir import gcs_store_in, sessions_in
 from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
+from edgelink.wording import printable
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
@@ -142,6 +143,15 @@ class RayHeadReconciler(RayReconciler):
             "pass_env": list(self._config.driver.pass_env),
             "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),
         }
+
+    async def left_actors(self) -> list[str]:
+        """What former jobs have left in Ray, in words."""
+        record, tools = self.ray.node.record, self.ray.tools
+        if record is None or tools is None:
+            return []
+        token_auth = tools.capabilities.token_auth
+        found = await self.ray.left_actors(tools, token_auth=token_auth, head=record.head)
+        return [printable(f"{a['name'] or a['class']} (namespace {a['namespace']}, on {a['ip']})") for a in found]
 
     async def reconcile(self) -> float:
         lease = self._known.lease

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
@@ -36,6 +37,7 @@ from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
+_LEFT_TIMEOUT_S = 5.0  # a run waits for it
 _NO_WORD = "it does not say why"
 _KNOWN_S = 60.0  # asked so long ago, an interpreter is asked again before a start
 _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
@@ -296,6 +298,15 @@ class LocalRay:
         raise HeadUnreachableError(
             f"Ray at {head} does not answer when asked which nodes it lists as alive: {answer.get('failure', _NO_WORD)}"
         )
+
+    async def left_actors(self, tools: RayTools, *, token_auth: bool, head: str) -> list[dict[str, Any]]:
+        """The detached actors of jobs that have ended, see ``helper.py detached``; none where Ray does not tell."""
+        _, answer = await self.helper.ask(
+            tools, "detached", "--address", head, token_auth=token_auth, timeout_s=_LEFT_TIMEOUT_S
+        )
+        if failure := answer.get("failure"):
+            _log.info("ray.left_actors_unknown", why=failure)
+        return [actor for actor in answer.get("actors", ()) if isinstance(actor, dict)]
 
     async def is_refused(self, head: str, cluster_id: str, *, token_auth: bool) -> bool:
         """Whether the GCS at ``head`` says that it is another cluster's. One packet each way, no Ray."""
