@@ -32,6 +32,12 @@ PAIRS = 30  # of actors that are made with a store and without
 JOIN_S, BACK_S = 120.0, 60.0
 LONG_S = 10.0  # as in gcs_driver.py
 STORE = "/tmp/ray/own/gcs"
+# More than RocksDB has reserved for its log: as a package does that a driver brings.
+PUT = """
+import os
+from ray._raylet import GcsClient
+GcsClient(address=os.environ["RAY_ADDRESS"]).internal_kv_put(b"ballast", b"0" * 20_000_000, True, b"test")
+"""
 DRIVER = Path(__file__).with_name("gcs_driver.py")
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
@@ -44,11 +50,8 @@ class Driver:
         self._record = directory / "record"
         self._log = directory / "driver.log"
         environment = {
-            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            **environment_of(head),
             "HOME": str(directory),
-            "RAY_ADDRESS": f"{head.overlay_ip}:6379",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token"),
             "RAY_USAGE_STATS_ENABLED": "0",
             **ray_settings(DEFAULT_RIDE_THROUGH_S),
         }
@@ -153,6 +156,20 @@ def head(cluster: World) -> Machine:
     return cluster.machines[0]
 
 
+def in_ray(world: World, head: Machine, *argv: str | Path) -> list[str]:
+    return head.command(world.python, *argv)
+
+
+def environment_of(head: Machine) -> dict[str, str]:
+    """What a program on the head needs to speak to Ray."""
+    return {
+        "PATH": os.environ["PATH"],
+        "RAY_ADDRESS": f"{head.overlay_ip}:6379",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token"),
+    }
+
+
 def is_true(condition: dict[str, Any]) -> bool:
     return bool(condition["status"] == "True")
 
@@ -214,6 +231,7 @@ def test_a_placement_group_is_made_although_the_gcs_dies_over_it(head: Machine, 
     time.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
     driver.wait_for("group", began_s, BACK_S)
+    driver.wait_made(began_s)
     driver.assert_untouched(began_s)
 
 
@@ -244,11 +262,16 @@ def test_a_full_disk_is_named_and_the_gcs_goes_on_when_there_is_room(
     began_s, before = time.monotonic(), raylets(cluster)
     with suppress(AssertionError):  # dd ends with an error: the disk is full
         head.run("dd", "if=/dev/zero", f"of={STORE}/ballast", "bs=1M")
-    wait_until("it is named", head.condition, BACK_S, wanted=lambda seen: seen["reason"] == "GcsStoreFull")
-    assert STORE in head.condition()["message"]
-    assert not is_true(head.condition())
-    driver.wait_for("answer", time.monotonic(), 10, actor="edge-1")
-    head.run("rm", f"{STORE}/ballast")
+    try:
+        with subprocess.Popen(
+            in_ray(cluster, head, "-c", PUT), env=environment_of(head), cwd="/", stderr=subprocess.DEVNULL
+        ) as put:
+            wait_until("it is named", head.condition, BACK_S, wanted=lambda seen: seen["reason"] == "GcsStoreFull")
+            put.kill()  # it would be tried again
+        assert STORE in head.condition()["message"]
+        driver.wait_for("answer", time.monotonic(), 10, actor="edge-1")
+    finally:
+        head.run("rm", f"{STORE}/ballast")
     freed_s = time.monotonic()
     wait_until("it goes on", head.condition, BACK_S, wanted=is_true)
     driver.wait_made(freed_s)
@@ -275,10 +298,9 @@ def test_what_is_left_of_a_head_whose_raylet_died_goes_on(cluster: World, head: 
 
 
 def left_actors(world: World, head: Machine) -> list[dict[str, Any]]:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token")}
-    argv = head.command(world.python, head.directory / "run/ray/helper.py", "detached", "--address", "10.99.0.1:6379")
+    argv = in_ray(world, head, head.directory / "run/ray/helper.py", "detached", "--address", "10.99.0.1:6379")
     answer = subprocess.run(
-        argv, env={"PATH": os.environ["PATH"], **token}, capture_output=True, text=True, check=True, cwd="/", timeout=60
+        argv, env=environment_of(head), capture_output=True, text=True, check=True, cwd="/", timeout=60
     )
     return list(json.loads(answer.stdout.splitlines()[-1])["actors"])
 
@@ -334,10 +356,9 @@ def test_actors_are_made_as_fast_as_without_a_store(tmp_path: Path) -> None:
             head = world.add("cloud")
             world.start_daemon(head)
             wait_until(f"the head joins, store: {kept}", head.condition, JOIN_S, wanted=is_true)
-            token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token")}
             makers[kept] = subprocess.Popen(
-                head.command(world.python, "-c", MAKE_ONE),
-                env={"PATH": os.environ["PATH"], "RAY_ADDRESS": f"{head.overlay_ip}:6379", **token},
+                in_ray(world, head, "-c", MAKE_ONE),
+                env=environment_of(head),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

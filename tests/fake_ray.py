@@ -20,7 +20,7 @@ case "$1" in
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
-  [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
+  [ -e "{directory}/fails" ] && {{ echo "no such luck"; cat "{directory}/fails"; exit 1; }}
   [ -e "{directory}/late" ] && exec "{directory}/start_late"
   case "$*" in *--head*)
     "{directory}/gcs_server" 1000 &
@@ -82,7 +82,7 @@ GAVE_UP_ON_AGENT = (
 
 
 class FakeRay:
-    """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
+    """``python`` is the interpreter; files beside it steer it: ``fails`` (its words), ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
     ``broken`` (the helper's last words), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
     ``temp_dir`` (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or

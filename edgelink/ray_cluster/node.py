@@ -40,6 +40,7 @@ _LOG_BYTES = 1024 * 1024
 _NOTE_BYTES = 256
 _LAST_BYTES = 2048
 _IMPATIENT = b"The current node timed out during startup"
+_LEFT_NOTE = "but is already running at"  # `ray start --head` of 2.47 to 2.60
 _WORKER = "ray::"
 _GCS = "gcs_server"
 _RAYS_OWN = tuple(
@@ -324,6 +325,14 @@ class RayNode:
         _reap(leader.pid)
         if was_busy:
             raise too_busy(self.ray_logs)
+        if _LEFT_NOTE in words:
+            self._forget_address(launch.head)
+            raise RayClusterError(
+                f"`ray start` took a former Ray at {launch.head} for one that runs: its note ray_current_cluster was "
+                "left, and a process of this machine still names that address",
+                hint="the note is removed and Ray started again; if it stays, see `ps -ef` for --gcs-address",
+                reason="RayStartFailed",
+            )
         raise RayClusterError(
             f"`ray start` as {launch.user.name} {how}; its last words: {words or 'none'}",
             hint=f"all of them are in {self.log_path}; Ray's own logs in {self.ray_logs}",
