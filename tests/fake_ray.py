@@ -44,6 +44,7 @@ case "$1" in
   [ -e "{directory}/broken" ] && {{ echo Traceback; cat "{directory}/broken"; exit 1; }} >&2
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
+  detached) cat "{directory}/left" || exit 1 ;;
   bury) [ -e "{directory}/undead" ] && {{ echo '{{"left": ["dead"], "failure": "no such call"}}'; exit 1; }}
     temp_dir=$(cat "{directory}/temp_dir" 2>/dev/null)
     echo '{{"buried": [], "cluster_id": "'$(cat "{directory}/cluster")'", "temp_dir": "'$temp_dir'"}}' ;;
@@ -84,7 +85,8 @@ GAVE_UP_ON_AGENT = (
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails`` (its words), ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
-    ``broken`` (the helper's last words), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
+    ``broken`` (the helper's last words), ``left`` (its answer about detached
+    actors), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
     ``temp_dir`` (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
     ``serves unseen`` by `ray start`)."""
 

@@ -61,6 +61,21 @@ async def test_a_former_ray_that_ray_takes_for_one_that_runs_is_told_in_words(he
     assert head_bench.reason == "AliveInRay"
 
 
+async def test_what_former_jobs_have_left_in_ray_is_known(head_bench: Bench) -> None:
+    """By name, else by class, with what it takes to end it; nothing where Ray does not tell."""
+    head = head_bench.head()
+    assert await head.left_actors() == []
+    await head.reconcile()
+    assert await head.left_actors() == []
+    actor = {"namespace": "train", "ip": "10.10.0.3", "class": "Buffer", "pid": 1}
+    answer = {"actors": [{**actor, "name": "replay\x1b[2J"}, {**actor, "name": ""}]}
+    (head_bench.fake.directory / "left").write_text(json.dumps(answer))
+    assert await head.left_actors() == [
+        "replay\ufffd[2J (namespace train, on 10.10.0.3)",
+        "Buffer (namespace train, on 10.10.0.3)",
+    ]
+
+
 async def test_a_cluster_that_fits_into_no_message_is_refused_by_name(head_bench: Bench) -> None:
     """The broker would carry it to nobody, and the session would end with each try. What was published holds."""
     head = head_bench.head()

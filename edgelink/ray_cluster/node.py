@@ -256,6 +256,8 @@ class RayNode:
         if self.record is not None:
             self._forget_address(self.record.head)
             _log.info("ray.stopped", raylet=self.record.raylet.pid)
+            if self.record.gcs is not None:
+                _reap(self.record.gcs.pid)  # one that was started again is our child
         if self._starting is not None:  # of a start that was given up
             _reap(self._starting.pid)
             self._starting = None
