@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from edgelink.log import get_logger
 from edgelink.process import Identity
 from edgelink.process.output import read_end
 from edgelink.process.restart_policy import HEALTHY_LIFE_S, RestartPolicy
+from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.gcs_store import GcsStore
 from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.node import RayNode
+from edgelink.ray_cluster.record import RayRecord, hash_of
 
 _PATIENCE_S = 120.0  # for one that reads its tables, as long as `ray start` waits for it
 _BROKEN, _NO_SPACE = b"Failed to open RocksDB", b"No space left"
@@ -30,11 +32,13 @@ class GcsLostError(Exception):
 
 
 class GcsKeeper:
-    """Restarts the GCS of ``node``, which keeps its tables in ``store``."""
+    """Restarts the GCS of ``node``, which keeps its tables in ``store``. ``is_wanted`` is `ray.gcs_store`."""
 
-    def __init__(self, node: RayNode, store: GcsStore, clock: Clock) -> None:
+    def __init__(self, node: RayNode, store: GcsStore, clock: Clock, *, is_wanted: bool) -> None:
+        self.store = store
+        self._is_wanted = is_wanted
+        self._network = "network"  # which one, once this daemon has looked
         self._node = node
-        self._store = store
         self._clock = clock
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=10.0)
         self._ended: Identity | None = None  # told of already
@@ -48,6 +52,38 @@ class GcsKeeper:
         """Whether the GCS was started again and has not answered yet."""
         record = self._node.record
         return record is not None and record.gcs is not None and record.gcs is self._started
+
+    def require(self, capabilities: RayCapabilities) -> None:
+        """Raise ConfigError where `ray.gcs_store` asks for what this Ray cannot do."""
+        if self._is_wanted:
+            capabilities.require_gcs_store()
+
+    async def prepare(self, identity: Mapping[str, str]) -> Path | None:
+        """Make ready for a `ray start`; return where its GCS keeps its tables, None: in memory.
+
+        Args:
+            identity: what tells this Ray from one that cannot go on with the same tables.
+
+        Raises:
+            RayClusterError: there is no room for them, or a former Ray's cannot be removed.
+        """
+        why = "" if self._is_wanted else "ray.gcs_store is off"
+        if self._is_wanted and (network := await asyncio.to_thread(self.store.why_not_here)):
+            self._network = network
+            why = f"the directory is on a {network} file system"
+            _log.warning("ray.gcs_store_off", directory=str(self.store.directory), why=why)
+        if why:
+            await asyncio.to_thread(self.store.remove, why)
+            return None
+        await asyncio.to_thread(self.store.check_room)
+        await asyncio.to_thread(self.store.prepare, hash_of(identity))
+        return self.store.directory
+
+    def what_is_missing(self, record: RayRecord) -> str:
+        """Say of a head's Ray that runs why its GCS keeps its tables in memory all the same; empty where it does not."""
+        if not self._is_wanted or record.gcs_start is not None:
+            return ""
+        return f"; without ray.gcs_store, because {self.store.directory} is on a {self._network} file system"
 
     async def restart(self, user: RayUser) -> float:
         """Start the GCS again, now that it has ended; return after how many seconds to try instead, 0 when it runs.
@@ -66,16 +102,16 @@ class GcsKeeper:
             has_failed, self._ended = self._has_failed(words), record.gcs
             self._started = self._serves_since_s = None
             _log.warning("ray.gcs_ended", pid=record.gcs.pid, last_words=last_words(outputs, user.uid) or "none")
-            await asyncio.to_thread(self._store.check_room)  # what a full disk did is no crash
+            await asyncio.to_thread(self.store.check_room)  # what a full disk did is no crash
             if has_failed and _BROKEN in words and _NO_SPACE not in words:
                 raise GcsLostError("its GCS cannot read its tables")
             self._restarts.note_end(served=False) if has_failed else self._restarts.forgive()
-        await asyncio.to_thread(self._store.check_room)
+        await asyncio.to_thread(self.store.check_room)
         if self._restarts.is_crash_loop:
             raise GcsLostError("its GCS ended, or did not start, three times in a row")
         if self._restarts.wait_s > 0:
             return self._restarts.wait_s
-        await asyncio.to_thread(self._store.prune)
+        await asyncio.to_thread(self.store.prune)
         for path in outputs:
             with suppress(OSError):
                 self._sizes[path] = Path(path).stat().st_size

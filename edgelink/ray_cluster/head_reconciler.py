@@ -83,10 +83,8 @@ class RayHeadReconciler(RayReconciler):
             self.wakeup.set()
 
         self._watch = MembershipWatch(self._start_watch, changed, inputs.clock, lambda: self._is_gcs_away)
-        self._store = GcsStore(
-            gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files
-        )
-        self._gcs = GcsKeeper(self.ray.node, self._store, inputs.clock)
+        store = GcsStore(gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files)
+        self._gcs = GcsKeeper(self.ray.node, store, inputs.clock, is_wanted=inputs.config.ray.gcs_store)
 
     @property
     def _secret_epoch(self) -> int:
@@ -207,7 +205,7 @@ class RayHeadReconciler(RayReconciler):
         except GcsLostError as error:
             assert record is not None
             await self._replace(record, str(error), farewell=False)
-            await asyncio.to_thread(self._store.remove, str(error))
+            await asyncio.to_thread(self._gcs.store.remove, str(error))
             return 0.0
         except RayClusterError as error:
             if error.condition_reason != FULL:
@@ -226,10 +224,7 @@ class RayHeadReconciler(RayReconciler):
         return delay_s
 
     def _also(self, record: RayRecord) -> str:
-        if not self._config.ray.gcs_store or record.gcs_start is not None:
-            return ""
-        network = self._store.why_not_here() or "network"
-        return f"; without ray.gcs_store, because {self._store.directory} is on a {network} file system"
+        return self._gcs.what_is_missing(record)
 
     async def _end_cluster(self, tools: RayTools, lease: Lease) -> float:
         """Say that no Ray is wanted, wait until the edges' has ended, with a deadline, then end our own."""
@@ -270,7 +265,7 @@ class RayHeadReconciler(RayReconciler):
             self._keep(record, holder)
             return record
         if record is not None:
-            self._require_gcs_store(tools)  # before the Ray that runs is ended for nothing
+            self._gcs.require(tools.capabilities)  # before the Ray that runs is ended for nothing
             self._restarts.forgive()
             await self._replace(
                 record, "it was asked for" if is_asked else "the configuration of this node has changed"
@@ -280,12 +275,20 @@ class RayHeadReconciler(RayReconciler):
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
         tools = self._noted(await self.ray.prepare_start())
-        self._require_gcs_store(tools)
+        self._gcs.require(tools.capabilities)
         if tools.capabilities.token_auth:
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        store = await self._prepare_store(tools, lease, started_as)
+        token = self._ray_token() if tools.capabilities.token_auth else ""
+        store = await self._gcs.prepare(
+            {
+                "node": lease.node_id,
+                "ray": tools.interpreter.ray_version,
+                "token": hashlib.sha256(token.encode()).hexdigest(),
+                "started_as": started_as,
+            }
+        )
         try:
             started = await self._start(
                 self._launch(tools, lease, started_as, store),
@@ -293,41 +296,10 @@ class RayHeadReconciler(RayReconciler):
             )
         except RayClusterError as error:
             if error.condition_reason != TOO_BUSY:
-                self._store.note_start(has_failed=True)
+                self._gcs.store.note_start(has_failed=True)
             raise
-        self._store.note_start(has_failed=False)
+        self._gcs.store.note_start(has_failed=False)
         return started
-
-    def _require_gcs_store(self, tools: RayTools) -> None:
-        """Raise ConfigError where `ray.gcs_store` asks for what this Ray cannot do."""
-        if self._config.ray.gcs_store:
-            tools.capabilities.require_gcs_store()
-
-    async def _prepare_store(self, tools: RayTools, lease: Lease, started_as: str) -> Path | None:
-        """The directory for the tables of the GCS that is about to be started; None where they are to be in memory.
-
-        Raises:
-            RayClusterError: there is no room for them, or a former Ray's cannot be removed.
-        """
-        store = self._store
-        if not self._config.ray.gcs_store:
-            await asyncio.to_thread(store.remove, "ray.gcs_store is off")
-            return None
-        if network := await asyncio.to_thread(store.why_not_here):
-            why = f"the directory is on a {network} file system"
-            _log.warning("ray.gcs_store_off", directory=str(store.directory), why=why)
-            await asyncio.to_thread(store.remove, why)
-            return None
-        await asyncio.to_thread(store.check_room)
-        token = self._ray_token() if tools.capabilities.token_auth else ""
-        identity = {
-            "node": lease.node_id,
-            "ray": tools.interpreter.ray_version,
-            "token": hashlib.sha256(token.encode()).hexdigest(),
-            "started_as": started_as,
-        }
-        await asyncio.to_thread(store.prepare, hash_of(identity))
-        return store.directory
 
     def _keep(self, record: RayRecord, holder: str) -> None:
         """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""
