@@ -86,7 +86,8 @@ class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails`` (its words), ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
     ``broken`` (the helper's last words), ``left`` (its answer about detached actors),
-    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir`` (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
+    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir``
+    (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
     ``serves unseen`` by `ray start`)."""
 
     def __init__(self, directory: Path) -> None:

@@ -80,7 +80,7 @@ class GcsKeeper:
         return self.store.directory
 
     def what_is_missing(self, record: RayRecord) -> str:
-        """Say of a head's Ray that runs why its GCS keeps its tables in memory all the same; empty where it does not."""
+        """Say why the GCS of this Ray keeps its tables in memory all the same. Empty where it keeps them on disk."""
         if not self._is_wanted or record.gcs_start is not None:
             return ""
         return f"; without ray.gcs_store, because {self.store.directory} is on a {self._network} file system"
