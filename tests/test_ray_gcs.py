@@ -141,6 +141,27 @@ async def test_a_gcs_that_never_answers_is_given_up(bench: Bench) -> None:
     assert not tables.exists()
 
 
+async def test_a_gcs_that_served_before_anybody_asked_is_no_failure(bench: Bench) -> None:
+    """On a busy machine the question takes longer than the next kill; the GCS itself says that it serves."""
+    head = bench.head()
+    await head.reconcile()
+    words = bench.paths.logs / "gcs_server.out"
+    words.touch()
+    head.ray.node.record = replace(record_of(head), outputs=(str(words),))
+    broken = bench.fake.directory / "broken"
+    broken.write_text("no answer within 20 s")
+    for _ in range(5):
+        await kill_gcs(head)
+        await head.reconcile()
+        with words.open("a") as file:
+            file.write(
+                "[2026-11-28 05:39:20,425 I 1 1] (gcs_server) GcsServer server started, listening on port 6379.\n"
+            )
+    broken.unlink()
+    await head.reconcile()
+    assert (len(bench.fake.starts), [c.reason for c in bench.history]) == (1, ["Starting", "AliveInRay"])
+
+
 async def test_a_gcs_that_cannot_read_its_tables_is_given_up_at_once(bench: Bench) -> None:
     head = bench.head()
     await head.reconcile()

@@ -237,8 +237,8 @@ RAY_JOINED = ConditionKind(
         ),
         Reason(
             "GcsStoreFull",
-            "on the head, with `ray.gcs_store`: the disk of the GCS's tables is full, so the GCS does not run; what runs "
-            "goes on, new actors and new nodes wait",
+            "on the head, with `ray.gcs_store`: the disk of the GCS's tables is full, so the GCS does not run; what "
+            "runs goes on, new actors and new nodes wait",
         ),
         Reason("NoGcsStore", "on the head: `ray.gcs_store` is set, and the interpreter's Ray is too old for it"),
         Reason(

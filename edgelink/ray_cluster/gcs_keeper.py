@@ -22,7 +22,7 @@ from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayRecord, hash_of
 
 _PATIENCE_S = 120.0  # for one that reads its tables, as long as `ray start` waits for it
-_BROKEN, _NO_SPACE = b"Failed to open RocksDB", b"No space left"
+_BROKEN, _NO_SPACE, _SERVES = b"Failed to open RocksDB", b"No space left", b"listening on port"
 _ABORTED = re.compile(rb"^\[[-\d]+ [:,\d]+ [CF] ", re.MULTILINE)  # critical, fatal: it has ended itself
 _log = get_logger("ray")
 
@@ -45,6 +45,7 @@ class GcsKeeper:
         self._started: Identity | None = None  # by us, and has not answered yet
         self._started_s = 0.0
         self._serves_since_s: float | None = None
+        self._uid = 0  # of Ray's user, who owns what the GCS writes
         self._sizes: dict[str, int] = {}  # of what was written before the present one began
 
     @property
@@ -75,8 +76,8 @@ class GcsKeeper:
         if why:
             await asyncio.to_thread(self.store.remove, why)
             return None
-        await asyncio.to_thread(self.store.check_room)
         await asyncio.to_thread(self.store.prepare, hash_of(identity))
+        await asyncio.to_thread(self.store.check_room)
         return self.store.directory
 
     def what_is_missing(self, record: RayRecord) -> str:
@@ -96,9 +97,9 @@ class GcsKeeper:
         record = self._node.record
         assert record is not None
         assert record.gcs is not None
-        outputs = [path for path in record.outputs if Path(path).name.startswith("gcs_server")]
+        outputs, self._uid = _outputs(record), user.uid
         if record.gcs != self._ended:
-            words = self._new_words(outputs, user)
+            words = self._new_words(outputs, user.uid)
             has_failed, self._ended = self._has_failed(words), record.gcs
             self._started = self._serves_since_s = None
             _log.warning("ray.gcs_ended", pid=record.gcs.pid, last_words=last_words(outputs, user.uid) or "none")
@@ -131,22 +132,30 @@ class GcsKeeper:
             self._started, self._serves_since_s = None, self._clock.monotonic_s()
 
     def check_patience(self) -> None:
-        """Raise GcsLostError when the GCS was started again long ago and has not answered since."""
-        if self.is_awaited and self._clock.monotonic_s() - self._started_s > _PATIENCE_S:
+        """Raise GcsLostError when the GCS was started again long ago and does not serve."""
+        record = self._node.record
+        if record is None or not self.is_awaited or self._clock.monotonic_s() - self._started_s < _PATIENCE_S:
+            return
+        if _SERVES not in self._new_words(_outputs(record), self._uid):  # else nobody here can ask it
             raise GcsLostError(f"its GCS did not answer within {_PATIENCE_S:g} s of its start")
 
     def _has_failed(self, words: bytes) -> bool:
-        """Whether the GCS that has ended says something of the next one: it never answered, or soon ended itself."""
+        """Whether the GCS that has ended says something of the next one: it never served, or soon ended itself."""
         if self._serves_since_s is None:
-            return self._started is not None
+            return self._started is not None and (_SERVES not in words or _ABORTED.search(words) is not None)
         was_short = self._clock.monotonic_s() - self._serves_since_s < HEALTHY_LIFE_S
         return was_short and _ABORTED.search(words) is not None
 
-    def _new_words(self, outputs: Iterable[str], user: RayUser) -> bytes:
+    def _new_words(self, outputs: Iterable[str], uid: int) -> bytes:
         """What the GCS that has ended wrote, where we have started it; all their GCSes write into the same files."""
         words = b""
         for path in outputs:
             with suppress(OSError):
                 if path in self._sizes and (more := Path(path).stat().st_size - self._sizes[path]) > 0:
-                    words += read_end(Path(path), owner_uid=user.uid)[-more:]
+                    words += read_end(Path(path), owner_uid=uid)[-more:]
         return words
+
+
+def _outputs(record: RayRecord) -> list[str]:
+    """The files that the GCS writes its output to, one life after the other."""
+    return [path for path in record.outputs if Path(path).name.startswith("gcs_server")]
