@@ -41,6 +41,7 @@ case "$1" in
     set -- "$1" $(echo "$question" | tr -d '[]",')
   fi
   echo "$@" >> "{directory}/asked"
+  [ -e "{directory}/deaf" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/broken" ] && {{ echo Traceback; cat "{directory}/broken"; exit 1; }} >&2
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
@@ -85,7 +86,7 @@ GAVE_UP_ON_AGENT = (
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails`` (its words), ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
-    ``broken`` (the helper's last words), ``left`` (its answer about detached actors),
+    ``broken`` (the helper's last words), ``deaf`` (it gets no answer), ``left`` (its answer about detached actors),
     ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir``
     (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
     ``serves unseen`` by `ray start`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from edgelink.ray_cluster import gcs_store
 from edgelink.ray_cluster.gcs_store import GcsStore
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.ray_cluster.record import RayRecord
-from edgelink.testing.clock import FakeClock
+from edgelink.testing.clock import FakeClock, eventually
 
 
 @pytest.fixture
@@ -139,6 +140,25 @@ async def test_a_gcs_that_never_answers_is_given_up(bench: Bench) -> None:
     assert "three times" in next(c for c in bench.history if c.reason == "RayReplaced").message
     assert (len(bench.fake.starts), bench.reason) == (2, "AliveInRay")
     assert not tables.exists()
+
+
+async def test_a_question_to_a_gcs_that_dies_is_not_waited_for(bench: Bench) -> None:
+    """Ray's client would wait for its answer, and nobody would start it again meanwhile."""
+    clock = bench.clock = FakeClock()
+    head = bench.head()
+    await head.reconcile()
+    deaf = bench.fake.directory / "deaf"
+    deaf.touch()
+    await kill_gcs(head)
+    look = asyncio.create_task(head.reconcile())
+    await eventually(lambda: len(bench.fake.questions) > 1)
+    await kill_gcs(head)
+    await asyncio.wait_for(look, 10)
+    deaf.unlink()
+    for _ in range(2):  # the second look is after the pause
+        await clock.advance(20)
+        await head.reconcile()
+    assert (len(bench.fake.starts), bench.reason) == (1, "AliveInRay")
 
 
 async def test_a_gcs_that_served_before_anybody_asked_is_no_failure(bench: Bench) -> None:
