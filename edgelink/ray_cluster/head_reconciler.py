@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.config import Config
-from edgelink.errors import NotRecordedError, RayClusterError
+from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
@@ -295,7 +295,7 @@ class RayHeadReconciler(RayReconciler):
                 lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
             )
         except RayClusterError as error:
-            if error.condition_reason != TOO_BUSY:
+            if not isinstance(error, PortBusyError) and error.condition_reason != TOO_BUSY:
                 self._gcs.store.note_start(has_failed=True)
             raise
         self._gcs.store.note_start(has_failed=False)
