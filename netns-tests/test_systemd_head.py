@@ -446,28 +446,3 @@ def test_a_run_that_is_done_is_not_started_again(machine: BootedNode) -> None:
         wait_until("it ends", lambda: machine.show(TRAIN, "ActiveState"), 240, wanted=lambda state: state == "inactive")
         assert (machine.show(TRAIN, "Result"), machine.show(TRAIN, "NRestarts")) == ("success", "0")
         assert learned(machine)[-1] == last
-
-
-def test_a_gcs_that_dies_comes_back_in_a_unit_of_its_own(road: Road, machine: BootedNode) -> None:
-    """With `ray.gcs_store`, as Ray's user; the raylets of both nodes go on."""
-    config_file = road.lab.host_path(CLOUD, CONFIG)
-    config = yaml.safe_load(config_file.read_text())
-    config["ray"] |= {"gcs_store": True}
-    config_file.write_text(yaml.safe_dump(config))
-    former = machine.children()["gcs"]
-    machine.run("systemctl", "reload", UNIT, check=True)
-    wait_until("another GCS", lambda: machine.children().get("gcs", former), 120, wanted=lambda pid: pid != former)
-    wait_complete(machine, COMPLETE_WITHIN_S)
-    before, raylet = machine.children(), children(road.lab, EDGE)["raylet"]
-    for _ in range(2):  # the second one is what the daemon has started
-        old = machine.children()["gcs"]
-        machine.run("kill", f"-{int(signal.SIGKILL)}", str(old), check=True)
-        new = wait_until(
-            "another GCS", lambda: machine.children().get("gcs"), 60, wanted=lambda pid, old=old: pid not in (None, old)
-        )
-        process = machine.path(Path(f"/proc/{new}"))
-        assert "/edgelink-ray-gcs.service\n" in (process / "cgroup").read_text()
-        assert process.stat().st_uid == machine.path(Path(f"/proc/{before['raylet']}")).stat().st_uid
-        wait_complete(machine, 60)
-    assert machine.children()["raylet"] == before["raylet"]
-    assert children(road.lab, EDGE)["raylet"] == raylet
