@@ -20,7 +20,7 @@ case "$1" in
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
-  [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
+  [ -e "{directory}/fails" ] && {{ echo "no such luck"; cat "{directory}/fails"; exit 1; }}
   [ -e "{directory}/late" ] && exec "{directory}/start_late"
   case "$*" in *--head*)
     "{directory}/gcs_server" 1000 &
@@ -41,9 +41,11 @@ case "$1" in
     set -- "$1" $(echo "$question" | tr -d '[]",')
   fi
   echo "$@" >> "{directory}/asked"
+  [ -e "{directory}/deaf" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/broken" ] && {{ echo Traceback; cat "{directory}/broken"; exit 1; }} >&2
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
+  detached) cat "{directory}/left" || exit 1 ;;
   bury) [ -e "{directory}/undead" ] && {{ echo '{{"left": ["dead"], "failure": "no such call"}}'; exit 1; }}
     temp_dir=$(cat "{directory}/temp_dir" 2>/dev/null)
     echo '{{"buried": [], "cluster_id": "'$(cat "{directory}/cluster")'", "temp_dir": "'$temp_dir'"}}' ;;
@@ -82,10 +84,11 @@ GAVE_UP_ON_AGENT = (
 
 
 class FakeRay:
-    """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
+    """``python`` is the interpreter; files beside it steer it: ``fails`` (its words), ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
-    ``broken`` (the helper's last words), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
-    ``temp_dir`` (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
+    ``broken`` (the helper's last words), ``deaf`` (it gets no answer), ``left`` (its answer about detached actors),
+    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir``
+    (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
     ``serves unseen`` by `ray start`)."""
 
     def __init__(self, directory: Path) -> None:

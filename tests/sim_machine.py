@@ -739,6 +739,9 @@ async def _ask_ray(program: Program, question: str, words: list[str]) -> int:
                     member.is_buried = True
             program.print(json.dumps({"buried": [], "cluster_id": cluster.cluster_id, "temp_dir": "/tmp/ray"}))
             return 0
+        case "detached":
+            program.print(json.dumps({"actors": []}))
+            return 0
         case _:
             wanted = (options["--ip"], options["--rank"])
             for ray_id, member in cluster.members.items():

@@ -195,6 +195,7 @@ def test_variables_of_a_nodes_ray_keep_their_case(tmp_path: Path) -> None:
         ("{A B: c}", "ray.environment.*'A B'"),
         ('{A: "b\\0c"}', "ray.environment.A"),
         ("{PATH: /opt/bin}", "ray.environment.PATH: "),
+        ("{RAY_gcs_storage_path: /tmp}", "ray.environment.RAY_gcs_storage_path: .*EdgeLink"),
     ],
 )
 def test_an_unusable_variable_of_a_nodes_ray_is_named(tmp_path: Path, text: str, named: str) -> None:

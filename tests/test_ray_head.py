@@ -50,6 +50,32 @@ async def test_head_does_not_say_that_ray_starts_while_its_port_is_taken(head_be
     assert [condition.reason for condition in head_bench.history] == ["Starting", "AliveInRay"]
 
 
+async def test_a_former_ray_that_ray_takes_for_one_that_runs_is_told_in_words(head_bench: Bench) -> None:
+    """`ray start` says so of any process that still names the address; it is tried again."""
+    words = "ConnectionError: Ray is trying to start at 127.0.0.1:6379, but is already running at 127.0.0.1:6379."
+    (head_bench.fake.directory / "fails").write_text(words)
+    with refuses(RayClusterError, "ray_current_cluster", reason="RayStartFailed"):
+        await head_bench.head().reconcile()
+    (head_bench.fake.directory / "fails").unlink()
+    await head_bench.head().reconcile()
+    assert head_bench.reason == "AliveInRay"
+
+
+async def test_what_former_jobs_have_left_in_ray_is_known(head_bench: Bench) -> None:
+    """By name, else by class, with what it takes to end it; nothing where Ray does not tell."""
+    head = head_bench.head()
+    assert await head.left_actors() == []
+    await head.reconcile()
+    assert await head.left_actors() == []
+    actor = {"namespace": "train", "ip": "10.10.0.3", "class": "Buffer", "pid": 1}
+    answer = {"actors": [{**actor, "name": "replay\x1b[2J"}, {**actor, "name": ""}]}
+    (head_bench.fake.directory / "left").write_text(json.dumps(answer))
+    assert await head.left_actors() == [
+        "replay\ufffd[2J (namespace train, on 10.10.0.3)",
+        "Buffer (namespace train, on 10.10.0.3)",
+    ]
+
+
 async def test_a_cluster_that_fits_into_no_message_is_refused_by_name(head_bench: Bench) -> None:
     """The broker would carry it to nobody, and the session would end with each try. What was published holds."""
     head = head_bench.head()

@@ -48,12 +48,39 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
             case _:
                 return await helper(_ONE)
 
-    watch = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock()).run())
+    watch = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock(), lambda: False).run())
     await eventually(lambda: bool(seen))
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     assert [member.ip for member in seen[0]] == ["10.10.0.2"]
     assert len(tries) == 4
+
+
+async def test_what_was_listed_last_holds_while_only_the_gcs_is_away() -> None:
+    """Its helper ends with it; a list of nobody would be told as the loss of all nodes."""
+    seen: list[Sequence[RayMember]] = []
+    helpers: list[asyncio.subprocess.Process] = []
+    is_away, later = True, asyncio.Event()
+
+    async def start() -> asyncio.subprocess.Process | None:
+        if len(helpers) == 2:
+            later.set()
+            return None
+        helpers.append(await helper(_ONE))
+        return helpers[-1]
+
+    task = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock(), lambda: is_away).run())
+    for number in (1, 2):
+        await eventually(lambda count=number: len(helpers) == count)  # type: ignore[misc]
+        await eventually(lambda: bool(seen))
+        helpers[-1].kill()
+    await later.wait()
+    assert [len(members) for members in seen] == [1]
+    is_away = False
+    await eventually(lambda: len(seen) > 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [len(members) for members in seen] == [1, 0]
 
 
 def member(ray_id: str, ip: str, rank: int | None, *, alive: bool = True) -> RayMember:

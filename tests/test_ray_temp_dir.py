@@ -164,8 +164,9 @@ async def test_root_makes_the_default_directory_for_rays_user_and_no_other(for_a
     for user in (nobody, daemon):
         await check_temp_dir(default / "sessions", Path("/usr/bin/python3"), user, default_directory=default)
         assert (default.stat().st_uid, stat.S_IMODE(default.stat().st_mode)) == (user.uid, 0o700)
-        assert not (default / "sessions" / "of-before").exists()
+        assert sorted(path.name for path in default.rglob("*")) == ["sessions"]
         (default / "sessions" / "of-before").touch()
+        (default / "gcs").mkdir()
     with pytest.raises(ConfigError, match="Permission denied"):
         await check_temp_dir(for_all / "other" / "sessions", Path("/usr/bin/python3"), nobody)
     assert not (for_all / "other").exists()

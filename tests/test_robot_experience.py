@@ -29,7 +29,7 @@ from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
 from edgelink.training.trainer.robot.lerobot_export import Exported
 from edgelink.training.trainer.robot.names import Names
 from edgelink.training.trainer.robot.recording import Recorder, episodes, read_recording
-from edgelink.training.trainer.robot.shared import RingReader
+from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
 
 
 @pytest.fixture

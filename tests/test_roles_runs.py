@@ -117,6 +117,20 @@ async def test_ray_without_a_rank_is_refused_by_name_as_rlinf_would(head: Head) 
     assert granted["without_rank"] == ["Ray at 10.10.0.77 (laptop)"]
 
 
+async def test_a_run_is_told_what_former_jobs_have_left(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that are taken, and resources that are held."""
+
+    async def left_actors() -> list[str]:
+        return ["replay (namespace train, on 10.10.0.3)"]
+
+    monkeypatch.setattr(head.node.ray, "left_actors", left_actors)
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
+    assert granted["left_actors"] == ["replay (namespace train, on 10.10.0.3)"]
+
+
 async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head, words: Words) -> None:
     """The head ends a Ray whose rank is another node's; no driver starts while both are there."""
     head.enrol(CLOUD, EDGE_1)

@@ -170,16 +170,23 @@ def test_a_check_looks_at_the_machine_too(file: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ray", "reason"), [('"2.60.0"', None), ("null", "DependencyMissing"), ('"2.9.0"', "RayTooOld")]
+    ("ray", "more", "reason"),
+    [
+        ('"2.60.0"', "gcs_store: true", None),
+        ('"2.59.0"', "gcs_store: true", "NoGcsStore"),
+        ('"2.59.0"', "gcs_store: false", None),
+        ("null", "gcs_store: false", "DependencyMissing"),
+        ('"2.9.0"', "gcs_store: false", "RayTooOld"),
+    ],
 )
 def test_a_check_asks_the_interpreter_for_ray(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str, reason: str | None
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str, more: str, reason: str | None
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4321)  # asked as ourselves
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '[\"3.11.7\", {ray}, false, [], {{}}]'\n")
     python.chmod(0o755)
-    file.write_text(f"ray: {{python: {python}}}\n")
+    file.write_text(f"ray: {{python: {python}, {more}}}\n")
     error = CliRunner().invoke(edgelink, ["config", "check"]).exception
     assert (error.condition_reason if isinstance(error, EdgelinkError) else error) == reason
 

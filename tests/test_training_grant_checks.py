@@ -10,7 +10,7 @@ from telling import refuses
 
 from edgelink.errors import ConfigError
 from edgelink.training.framework import OPENRLHF, PLAIN, RLINF, VERL, Framework
-from edgelink.training.grant_checks import addresses_of, check_grant
+from edgelink.training.grant_checks import addresses_of, check_grant, say_what_is_left
 
 HOSTS = {"edge-1": {"10.10.0.3"}, "localhost": {"127.0.0.1"}, "nobody": set[str]()}
 
@@ -25,6 +25,18 @@ def granted(*devices: str | None, overlay: str = "easytier", **others: Any) -> d
 
 def check(grant: dict[str, Any], framework: Framework = RLINF, **environment: str) -> None:
     check_grant(grant, framework, environment, lambda name: HOSTS.get(name, {name}))
+
+
+def test_detached_actors_of_former_jobs_are_named() -> None:
+    """Once, in a line; an older daemon does not tell."""
+    said: list[str] = []
+    for grant in (granted("et0"), granted("et0", left_actors=[])):
+        say_what_is_left(grant, said.append)
+    assert said == []
+    say_what_is_left(granted("et0", left_actors=["replay (namespace train, on 10.10.0.3)"]), said.append)
+    (line,) = said
+    assert "replay (namespace train, on 10.10.0.3)" in line
+    assert "ray.kill" in line
 
 
 @pytest.mark.parametrize("framework", [RLINF, OPENRLHF, VERL, PLAIN])

@@ -89,7 +89,9 @@ def _ray_in_words(config: Config) -> str:
         if not (is_shut and config.ray.allow_root):  # else Ray itself runs as root, who may
             raise
         return f"ray.python {python} was not asked for Ray, because only root may run it"
-    RayCapabilities.for_version(found.ray_version)
+    capabilities = RayCapabilities.for_version(found.ray_version)
+    if config.ray.gcs_store:
+        capabilities.require_gcs_store()
     return f"Ray {found.ray_version} in {python} (Python {found.python_version})"
 
 

@@ -45,7 +45,7 @@ from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.command_check import check_command, find_program, hides_failure
 from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
-from edgelink.training.grant_checks import check_grant
+from edgelink.training.grant_checks import check_grant, say_what_is_left
 from edgelink.training.launch_check import check_launch
 from edgelink.training.resources import Demand
 from edgelink.training.run_record import Attempt, RunRecord, program_of
@@ -203,6 +203,7 @@ class _Run:
         if number == 1:
             check_grant(granted, self._framework, environment)
             say_what_is_dropped(decided, say)
+            say_what_is_left(granted, say)
             if self._framework.syncs_code and is_auto(environment):
                 _check_code(environment)
         step = self._directory / f"step-{number}"

@@ -238,6 +238,12 @@ RAY_JOINED = ConditionKind(
             "Ray's user cannot write in the directory that Ray keeps its session in, the head's, or others can",
         ),
         Reason(
+            "GcsStoreFull",
+            "on the head, with `ray.gcs_store`: the disk of the GCS's tables is full, so the GCS does not run; what "
+            "runs goes on, new actors and new nodes wait",
+        ),
+        Reason("NoGcsStore", "on the head: `ray.gcs_store` is set, and the interpreter's Ray is too old for it"),
+        Reason(
             "OutputTooLong",
             "the interpreter prints megabytes when it is asked something, so that its answer cannot be read",
         ),

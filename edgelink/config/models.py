@@ -132,6 +132,7 @@ _SET_BY_EDGELINK = (
     "RAY_USAGE_STATS_*",
     "RAY_health_check_*",
     "RAY_gcs_*_timeout_*",
+    "RAY_gcs_storage*",
     "RAY_grpc_*keepalive_timeout_ms",
     "RAY_subscriber_timeout_ms",
     "RAY_gcs_pull_resource_loads_period_milliseconds",
@@ -326,6 +327,11 @@ class RayConfig(_Section):
         None,
         description="Ray's directory, closed to other users (head only; each edge uses the same path, and its Ray's "
         "user has to write there); default: `/var/lib/edgelink-ray`, which the daemon makes",
+    )
+    gcs_store: bool = Field(
+        False,
+        description="keep the tables of Ray's GCS on disk, so that its death costs a run nothing (head only; Ray 2.60 "
+        "and later)",
     )
     environment: dict[Variable, VariableValue] = Field(
         {},

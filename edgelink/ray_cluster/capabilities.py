@@ -10,15 +10,21 @@ from edgelink.errors import ConfigError
 MINIMUM = (2, 47, 0)
 _LABELS_SINCE = (2, 49, 0)
 _TOKEN_AUTH_SINCE = (2, 52, 0)
+_GCS_STORE_SINCE = (2, 60, 0)  # in the wheels from 2.57 on at the latest; our tests kill the GCS of 2.60
 
 
 @dataclass(frozen=True)
 class RayCapabilities:
-    """``labels``: `ray start --labels` can be relied on. ``token_auth``: RAY_AUTH_MODE=token is understood."""
+    """What one version of Ray can do.
+
+    ``labels``: `ray start --labels` can be relied on. ``token_auth``: RAY_AUTH_MODE=token is understood.
+    ``gcs_store``: the GCS can keep its tables in RocksDB.
+    """
 
     version: str
     labels: bool
     token_auth: bool
+    gcs_store: bool
 
     @classmethod
     def for_version(cls, version: str) -> RayCapabilities:
@@ -34,4 +40,19 @@ class RayCapabilities:
                 hint=f"pip install 'ray>={minimum}' into ray.python, the same version on every node",
                 reason="RayTooOld",
             )
-        return cls(version=version, labels=number >= _LABELS_SINCE, token_auth=number >= _TOKEN_AUTH_SINCE)
+        return cls(
+            version=version,
+            labels=number >= _LABELS_SINCE,
+            token_auth=number >= _TOKEN_AUTH_SINCE,
+            gcs_store=number >= _GCS_STORE_SINCE,
+        )
+
+    def require_gcs_store(self) -> None:
+        """Raise ConfigError where this Ray cannot do what `ray.gcs_store` asks for."""
+        if not self.gcs_store:
+            least = ".".join(map(str, _GCS_STORE_SINCE))
+            raise ConfigError(
+                f"ray.gcs_store: true needs Ray {least} or later, and ray.python has Ray {self.version}",
+                hint=f"remove the key, or pip install 'ray>={least}' into ray.python, the same version on every node",
+                reason="NoGcsStore",
+            )

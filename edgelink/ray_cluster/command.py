@@ -31,8 +31,15 @@ def head_argv(
     node_id: str,
     node_rank: int = 0,
     has_client: bool = False,
+    gcs_store: Path | None = None,
 ) -> tuple[str, ...]:
-    """`ray start --head` on the overlay address; the dashboard on loopback only."""
+    """`ray start --head` on the overlay address; the dashboard on loopback only.
+
+    Args:
+        gcs_store: where the GCS keeps its tables. None: in memory. It goes by the command line, because workers inherit
+            the environment.
+    """
+    settings = {"gcs_storage": "rocksdb", "gcs_storage_path": str(gcs_store)}
     client = (f"--ray-client-server-port={config.client_server_port}",) if has_client else ()
     return (
         *_start(python),
@@ -42,6 +49,7 @@ def head_argv(
         f"--dashboard-port={config.dashboard_port}",
         *client,
         f"--temp-dir={sessions_in(config.temp_dir)}",
+        *((f"--system-config={json.dumps(settings)}",) if gcs_store is not None else ()),
         *_common(config, capabilities, ip, node_id, node_rank),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -11,24 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.config import Config
-from edgelink.errors import NotRecordedError, RayClusterError
+from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
+from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
+from edgelink.ray_cluster.gcs_store import FULL, GcsStore
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
-from edgelink.ray_cluster.temp_dir import sessions_in
+from edgelink.ray_cluster.slow_agent import TOO_BUSY
+from edgelink.ray_cluster.temp_dir import gcs_store_in, sessions_in
 from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
+from edgelink.wording import printable
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
 _ENVELOPE_BYTES = 512  # beside the text that is signed
 _BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
+_ROOM_S = 1.0  # until the disk of the GCS is looked at again
+_GCS_STARTS_S = 0.2
 EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
 _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
@@ -75,7 +82,9 @@ class RayHeadReconciler(RayReconciler):
             on_members(found)
             self.wakeup.set()
 
-        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock)
+        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock, lambda: self._is_gcs_away)
+        store = GcsStore(gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files)
+        self._gcs = GcsKeeper(self.ray.node, store, inputs.clock, is_wanted=inputs.config.ray.gcs_store)
 
     @property
     def _secret_epoch(self) -> int:
@@ -140,12 +149,23 @@ class RayHeadReconciler(RayReconciler):
             "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),
         }
 
+    async def left_actors(self) -> list[str]:
+        """What former jobs have left in Ray, in words."""
+        record, tools = self.ray.node.record, self.ray.tools
+        if record is None or tools is None:
+            return []
+        token_auth = tools.capabilities.token_auth
+        found = await self.ray.left_actors(tools, token_auth=token_auth, head=record.head)
+        return [printable(f"{a['name'] or a['class']} (namespace {a['namespace']}, on {a['ip']})") for a in found]
+
     async def reconcile(self) -> float:
         lease = self._known.lease
         self.ray.adopt()
         await self.ray.protect(self._config.ray.port, lease)
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
+        if (delay_s := await self._keep_gcs()) > 0:
+            return delay_s
         await self._clear_away_dead()
         if not self.is_enabled:
             return await self._do_without()
@@ -172,6 +192,48 @@ class RayHeadReconciler(RayReconciler):
         else:
             self._publish_spec(tools, lease, record, token)
         return min(requeue_s, await self._bury_the_dead(tools, record, token_auth=token is not None))
+
+    @property
+    def _is_gcs_away(self) -> bool:
+        """Whether only the GCS has ended: the members that it listed last go on."""
+        record = self.ray.node.record
+        return (
+            record is not None
+            and self.ray.node.is_running
+            and (self.ray.node.gcs_has_ended or (record.gcs_start is not None and record is not self._verified))
+        )
+
+    async def _keep_gcs(self) -> float:
+        """Start the GCS again if it alone has ended; return after how many seconds to look again, 0 to go on."""
+        record = self.ray.node.record
+        try:
+            self._gcs.check_patience()
+            if record is None or not self.ray.node.is_running or not self.ray.node.gcs_has_ended:
+                return 0.0
+            return await self._gcs.restart((await self.prepare()).user)
+        except GcsLostError as error:
+            assert record is not None
+            await self._replace(record, str(error), farewell=False)
+            await asyncio.to_thread(self._gcs.store.remove, str(error))
+            return 0.0
+        except RayClusterError as error:
+            if error.condition_reason != FULL:
+                raise
+            self._conditions.set_error(self.condition, error)
+            return _ROOM_S
+
+    async def _confirm(self, tools: RayTools, lease: Lease, record: RayRecord, *, token_auth: bool) -> float:
+        try:
+            delay_s = await super()._confirm(tools, lease, record, token_auth=token_auth)
+        except RayClusterError:
+            if not self._gcs.is_awaited and not self.ray.node.gcs_has_ended:
+                raise
+            return _GCS_STARTS_S  # it reads its tables, or has just ended again: what was said of Ray holds
+        self._gcs.note_answer()
+        return delay_s
+
+    def _also(self, record: RayRecord) -> str:
+        return self._gcs.what_is_missing(record)
 
     async def _end_cluster(self, tools: RayTools, lease: Lease) -> float:
         """Say that no Ray is wanted, wait until the edges' has ended, with a deadline, then end our own."""
@@ -212,6 +274,7 @@ class RayHeadReconciler(RayReconciler):
             self._keep(record, holder)
             return record
         if record is not None:
+            self._gcs.require(tools.capabilities)  # before the Ray that runs is ended for nothing
             self._restarts.forgive()
             await self._replace(
                 record, "it was asked for" if is_asked else "the configuration of this node has changed"
@@ -221,14 +284,31 @@ class RayHeadReconciler(RayReconciler):
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
         tools = self._noted(await self.ray.prepare_start())
+        self._gcs.require(tools.capabilities)
         if tools.capabilities.token_auth:
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        return await self._start(
-            self._launch(tools, lease, started_as),
-            lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
+        token = self._ray_token() if tools.capabilities.token_auth else ""
+        store = await self._gcs.prepare(
+            {
+                "node": lease.node_id,
+                "ray": tools.interpreter.ray_version,
+                "token": hashlib.sha256(token.encode()).hexdigest(),
+                "started_as": started_as,
+            }
         )
+        try:
+            started = await self._start(
+                self._launch(tools, lease, started_as, store),
+                lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
+            )
+        except RayClusterError as error:
+            if not isinstance(error, PortBusyError) and error.condition_reason != TOO_BUSY:
+                self._gcs.store.note_start(has_failed=True)
+            raise
+        self._gcs.store.note_start(has_failed=False)
+        return started
 
     def _keep(self, record: RayRecord, holder: str) -> None:
         """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""
@@ -237,7 +317,7 @@ class RayHeadReconciler(RayReconciler):
             why = "a change of this node's configuration waits for the end of the run"
             _log.info("ray.kept", raylet=record.raylet.pid, why=why, holder=holder)
 
-    def _launch(self, tools: RayTools, lease: Lease, config_hash: str) -> RayLaunch:
+    def _launch(self, tools: RayTools, lease: Lease, config_hash: str, gcs_store: Path | None) -> RayLaunch:
         config, has_client = self._config.ray, tools.interpreter.has_client
         return RayLaunch(
             argv=command.head_argv(
@@ -247,6 +327,7 @@ class RayHeadReconciler(RayReconciler):
                 ip=lease.overlay_ip,
                 node_id=lease.node_id,
                 has_client=has_client,
+                gcs_store=gcs_store,
             ),
             env=self.ray.wanted_environment,
             user=tools.user,
@@ -256,6 +337,7 @@ class RayHeadReconciler(RayReconciler):
             restarts=self.wishes.wishes.restarts_of(lease.node_id),
             is_head=True,
             temp_dir=sessions_in(config.temp_dir),
+            gcs_store=gcs_store,
             config_hash=config_hash,
             ports=command.listening_ports(config, is_head=True, has_client=has_client),
         )

@@ -7,10 +7,12 @@ would take seconds, start processes and count as a driver. Answers are JSON line
     helper.py wait-alive --address IP:PORT --ip IP --rank N --timeout SECONDS   exit status 1: time is up
     helper.py watch      --address IP:PORT --interval SECONDS          a line at each change, until stdin ends
     helper.py bury       --address IP:PORT [--ip IP] [--node NAME] [--id HEX …]   exit status 1: some are still there
+    helper.py detached   --address IP:PORT
     helper.py later                           imports ray, then takes one of these as a JSON list of words from stdin
 
 ``bury`` takes nodes out of Ray whose raylet is known to be dead, which Ray with patient health checks would find out
 minutes later: all that are alive under this IP, that were started by the EdgeLink node NAME, or that have these ids.
+``detached`` names the actors that outlived the job that made them: their names are taken, and they hold resources.
 """
 
 import sys
@@ -160,6 +162,32 @@ def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "
     return 1 if left else 0
 
 
+def detached(address: str) -> int:
+    """Prints the detached actors of jobs that have ended. Always 0."""
+    from ray._raylet import GcsClientOptions, GlobalStateAccessor  # type: ignore[attr-defined]
+    from ray.core.generated import gcs_pb2
+
+    options = GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
+    accessor = GlobalStateAccessor(options)
+    accessor.connect()
+    jobs = [gcs_pb2.JobTableData.FromString(data) for data in accessor.get_job_table()]
+    ended = {job.job_id for job in jobs if job.is_dead}
+    actors = [gcs_pb2.ActorTableData.FromString(data) for data in accessor.get_actor_table(None, None)]
+    left = [
+        {
+            "name": actor.name,
+            "namespace": actor.ray_namespace,
+            "class": actor.class_name,
+            "ip": actor.address.ip_address,
+            "pid": actor.pid,
+        }
+        for actor in actors
+        if actor.is_detached and actor.state != gcs_pb2.ActorTableData.DEAD and actor.job_id in ended
+    ]
+    print(json.dumps({"actors": sorted(left, key=lambda actor: (actor["namespace"], actor["name"]))}), flush=True)
+    return 0
+
+
 def later() -> int:
     """Whoever asks finds Ray imported; 0 as well when nobody did within a minute."""
     from ray.core.generated import gcs_service_pb2  # noqa: F401
@@ -241,7 +269,7 @@ def _hpack_string(text: str) -> bytes:
 def main(argv: "list[str] | None" = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("nodes", "wait-alive", "watch", "bury"):
+    for name in ("nodes", "wait-alive", "watch", "bury", "detached"):
         command = commands.add_parser(name)
         command.add_argument("--address", required=True)
         if name == "wait-alive":
@@ -261,6 +289,8 @@ def main(argv: "list[str] | None" = None) -> int:
     client = connect(arguments.address)
     if arguments.command == "wait-alive":
         return wait_alive(client, arguments.ip, arguments.rank, arguments.timeout)
+    if arguments.command == "detached":
+        return detached(arguments.address)
     if arguments.command == "watch":
         return watch(client, arguments.interval)
     if arguments.command == "bury":

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
@@ -36,6 +37,7 @@ from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
+_LEFT_TIMEOUT_S = 5.0  # a run waits for it
 _NO_WORD = "it does not say why"
 _KNOWN_S = 60.0  # asked so long ago, an interpreter is asked again before a start
 _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
@@ -249,6 +251,39 @@ class LocalRay:
         write_atomic(self.token_path, token, uid=user.uid, gid=user.gid)
         return self.token_path
 
+    async def _ask(
+        self, tools: RayTools, *arguments: str, token_auth: bool, timeout_s: float
+    ) -> tuple[int | None, dict[str, Any]]:
+        """Ask the helper, as :meth:`HelperRunner.ask`; on the head no longer than its GCS lives.
+
+        Ray's client waits for a dead one until the time is up, and who asks here is to start it again.
+        """
+        question = self.helper.ask(tools, *arguments, token_auth=token_auth, timeout_s=timeout_s)
+        if self.node.record is None or self.node.record.gcs is None:
+            return await question
+        answer: tuple[int | None, dict[str, Any]] = (1, {"failure": "the GCS has ended"})
+        failure: RayClusterError | None = None
+
+        async def ask() -> None:
+            nonlocal answer, failure
+            try:
+                answer = await question
+            except RayClusterError as error:
+                failure = error
+            finally:
+                watch.cancel()
+
+        async def watch_gcs() -> None:
+            await self.node.wait_for_end()
+            asking.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(ask(), name="question")
+            watch = tasks.create_task(watch_gcs(), name="gcs-of-question")
+        if failure is not None:
+            raise failure
+        return answer
+
     async def verify(
         self, tools: RayTools, *, token_auth: bool, head: str, ip: IPv4Address, node_rank: int, timeout_s: float
     ) -> Joined | None:
@@ -258,7 +293,7 @@ class LocalRay:
             RayClusterError: it cannot be asked.
         """
         arguments = ("--address", head, "--ip", str(ip), "--rank", str(node_rank), "--timeout", f"{timeout_s:g}")
-        status, answer = await self.helper.ask(
+        status, answer = await self._ask(
             tools, "wait-alive", *arguments, token_auth=token_auth, timeout_s=timeout_s + _HELPER_MARGIN_S
         )
         if status == 0:
@@ -279,7 +314,7 @@ class LocalRay:
         Raises:
             RayClusterError: Ray does not answer, or still lists one of them as alive.
         """
-        status, answer = await self.helper.ask(
+        status, answer = await self._ask(
             tools, "bury", "--address", head, *arguments, token_auth=token_auth, timeout_s=_HELPER_MARGIN_S
         )
         if buried := answer.get("buried"):
@@ -296,6 +331,15 @@ class LocalRay:
         raise HeadUnreachableError(
             f"Ray at {head} does not answer when asked which nodes it lists as alive: {answer.get('failure', _NO_WORD)}"
         )
+
+    async def left_actors(self, tools: RayTools, *, token_auth: bool, head: str) -> list[dict[str, Any]]:
+        """The detached actors of jobs that have ended, see ``helper.py detached``; none where Ray does not tell."""
+        _, answer = await self._ask(
+            tools, "detached", "--address", head, token_auth=token_auth, timeout_s=_LEFT_TIMEOUT_S
+        )
+        if failure := answer.get("failure"):
+            _log.info("ray.left_actors_unknown", why=failure)
+        return [actor for actor in answer.get("actors", ()) if isinstance(actor, dict)]
 
     async def is_refused(self, head: str, cluster_id: str, *, token_auth: bool) -> bool:
         """Whether the GCS at ``head`` says that it is another cluster's. One packet each way, no Ray."""

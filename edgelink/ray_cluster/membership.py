@@ -105,7 +105,8 @@ def strangers(
 class MembershipWatch:
     """Keeps ``members`` in step with Ray through one ``helper.py watch``.
 
-    ``start`` starts that helper; it answers None while there is no Ray to ask.
+    ``start`` starts that helper; it answers None while there is no Ray to ask. ``keeps``: whether the last list holds
+    although nobody can be asked.
     """
 
     def __init__(
@@ -113,11 +114,13 @@ class MembershipWatch:
         start: Callable[[], Awaitable[asyncio.subprocess.Process | None]],
         on_members: Callable[[Sequence[RayMember]], None],
         clock: Clock,
+        keeps: Callable[[], bool],
     ) -> None:
         self.members: tuple[RayMember, ...] = ()
         self._start = start
         self._on_members = on_members
         self._clock = clock
+        self._keeps = keeps
 
     async def run(self) -> None:
         """Watch for ever; ends by cancellation only, and takes the helper along."""
@@ -129,7 +132,8 @@ class MembershipWatch:
                 process = None
             if process is not None:
                 await self._follow(process)
-            self._set(())  # nobody can say who is there: better to say so than to show the past
+            if not self._keeps():
+                self._set(())  # nobody can say who is there: better to say so than to show the past
             await self._clock.sleep(_RESTART_S)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:

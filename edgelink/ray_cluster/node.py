@@ -24,8 +24,9 @@ from edgelink.log import get_logger
 from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids_of, output, ports, procfs
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
+from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.last_words import output_files
-from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.record import GcsStart, RayLaunch, RayRecord
 from edgelink.ray_cluster.slow_agent import PORT_KEY, AgentWatch, too_busy
 from edgelink.ray_cluster.temp_dir import note_temp_dir, ray_log_directory, temp_dir_here, temp_dir_of
 from edgelink.timeouts import timeout
@@ -39,7 +40,9 @@ _LOG_BYTES = 1024 * 1024
 _NOTE_BYTES = 256
 _LAST_BYTES = 2048
 _IMPATIENT = b"The current node timed out during startup"
+_LEFT_NOTE = "already running at"  # `ray start --head` of 2.47 to 2.60
 _WORKER = "ray::"
+_GCS = "gcs_server"
 _RAYS_OWN = tuple(
     f"{_WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
 )
@@ -79,8 +82,20 @@ class RayNode:
 
     @property
     def is_running(self) -> bool:
-        """Raylet and, on the head, GCS are alive."""
+        """Raylet and, on the head, GCS are alive. A GCS that can be started again alone may be away for a moment."""
+        return self._is_whole or (self.gcs_has_ended and self.record is not None and is_alive(self.record.raylet))
+
+    @property
+    def _is_whole(self) -> bool:
         return self.record is not None and all(is_alive(identity) for identity in self.record.identities)
+
+    @property
+    def gcs_has_ended(self) -> bool:
+        """Whether the head's GCS has ended and can be started again alone."""
+        record = self.record
+        return (
+            record is not None and record.gcs is not None and record.gcs_start is not None and not is_alive(record.gcs)
+        )
 
     @property
     def ray_logs(self) -> Path:
@@ -120,7 +135,8 @@ class RayNode:
         output.bound(self.log_path, _LOG_BYTES)
         started_s = self._clock.monotonic_s()
         try:
-            leader = self._starting = await self._launcher.launch(self._spec(launch))
+            spec = self._spec("ray", launch.argv, launch.env, launch.user, launch.config_hash)
+            leader = self._starting = await self._launcher.launch(replace(spec, forks=True))
         except ProcessStartError as error:  # also one that ended before anybody could look at it
             raise RayClusterError(error.message, hint=error.hint, reason="RayStartFailed") from error
         agent = AgentWatch(leader.pid, launch.ports.get(PORT_KEY), launch.user, self._clock)
@@ -146,6 +162,41 @@ class RayNode:
             self.note_temp_dir(directory)
         took_s = self._clock.monotonic_s() - started_s
         _log.info("ray.started", raylet=record.raylet.pid, node_rank=record.node_rank, seconds=round(took_s, 2))
+        return record
+
+    async def restart_gcs(self, user: RayUser) -> RayRecord:
+        """Start the GCS again as the one that has ended was started, and return the changed record.
+
+        One that a killed daemon has started before it could note that is taken up.
+
+        Raises:
+            ProcessStopError: threads of the former one are still there, and hold its store.
+            ProcessStartError: it cannot be started, or its file is another one by now.
+        """
+        record = self.record
+        assert record is not None
+        assert record.gcs is not None
+        assert record.gcs_start is not None
+        try:
+            async with timeout(_KILL_S):
+                await wait_for_end(record.gcs)  # a dead leader is not enough: its threads keep RocksDB's lock
+        except TimeoutError:
+            raise ProcessStopError(
+                f"Ray's GCS (pid {record.gcs.pid}) has ended, and threads of it are still there after {_KILL_S:g} s",
+                hint="what SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
+            ) from None
+        _reap(record.gcs.pid)
+        start = record.gcs_start
+        if left := [pid for pid in self.owned_pids() if _program_of(pid) == _GCS]:
+            identity = identify(left[0], record.config_hash)
+        else:
+            if start.program != stamp_of(start.argv[0]):
+                raise ProcessStartError(f"{start.argv[0]} is another file than the one that ran: another Ray's?")
+            spec = self._spec("ray-gcs", start.argv, start.env, user, record.config_hash)
+            identity = await self._launcher.launch(spec)
+        record = replace(record, gcs=identity)
+        self._files.keep(self._record_path, record.to_json())
+        self._set(record)
         return record
 
     async def wait_for_end(self) -> None:
@@ -191,7 +242,7 @@ class RayNode:
             ProcessStopError: something is still there after SIGKILL.
         """
         known = _started_at(self.owned_pids())  # once raylet is gone, less of it can be told to be ours
-        if farewell and self.record is not None and self.is_running:
+        if farewell and self.record is not None and self._is_whole:
             await signal_and_wait([self.record.raylet.pid], signal.SIGTERM, _RAYLET_TERM_S)
         for signal_number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
             if left := self._left(known):
@@ -205,6 +256,8 @@ class RayNode:
         if self.record is not None:
             self._forget_address(self.record.head)
             _log.info("ray.stopped", raylet=self.record.raylet.pid)
+            if self.record.gcs is not None:
+                _reap(self.record.gcs.pid)  # one that was started again is our child
         if self._starting is not None:  # of a start that was given up
             _reap(self._starting.pid)
             self._starting = None
@@ -234,19 +287,20 @@ class RayNode:
         still = {pid for pid, start in _started_at(known).items() if known[pid] == start}
         return sorted(still | set(self.owned_pids()))
 
-    def _spec(self, launch: RayLaunch) -> ProcessSpec:
+    def _spec(
+        self, name: str, argv: tuple[str, ...], env: Mapping[str, str], user: RayUser, config_hash: str
+    ) -> ProcessSpec:
         is_root = os.geteuid() == 0
         return ProcessSpec(
-            name="ray",
-            argv=launch.argv,
-            env=launch.env,
+            name=name,
+            argv=argv,
+            env=env,
             cwd=Path("/"),  # workers have it on sys.path; a directory with a types.py would break every one of them
             log_path=self.log_path,
-            config_hash=launch.config_hash,
-            uid=launch.user.uid if is_root else None,
-            gid=launch.user.gid if is_root else None,
-            groups=launch.user.groups,
-            forks=True,
+            config_hash=config_hash,
+            uid=user.uid if is_root else None,
+            gid=user.gid if is_root else None,
+            groups=user.groups,
         )
 
     def _forget_address(self, head: str) -> None:
@@ -273,6 +327,14 @@ class RayNode:
         _reap(leader.pid)
         if was_busy:
             raise too_busy(self.ray_logs)
+        if _LEFT_NOTE in words:
+            self._forget_address(launch.head)
+            raise RayClusterError(
+                f"`ray start` took a former Ray at {launch.head} for one that runs: its note ray_current_cluster was "
+                "left, and a process of this machine still names that address",
+                hint="the note is removed and Ray started again; if it stays, see `ps -ef` for --gcs-address",
+                reason="RayStartFailed",
+            )
         raise RayClusterError(
             f"`ray start` as {launch.user.name} {how}; its last words: {words or 'none'}",
             hint=f"all of them are in {self.log_path}; Ray's own logs in {self.ray_logs}",
@@ -304,8 +366,8 @@ def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
     found = {}
     for pid in procfs.session_members(session):
         with suppress(ProcessLookupError):
-            found[Path(procfs.executable_of(pid)).name] = identify(pid, launch.config_hash)
-    raylet, gcs = found.get("raylet"), found.get("gcs_server")
+            found[_program_of(pid)] = identify(pid, launch.config_hash)
+    raylet, gcs = found.get("raylet"), found.get(_GCS)
     pids = [part.pid for part in (raylet, gcs) if part is not None]
     if raylet is None or (launch.is_head and gcs is None):
         return None
@@ -319,7 +381,31 @@ def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
         config_hash=launch.config_hash,
         outputs=tuple(path for pid in pids for path in output_files(pid)),
         restarts=launch.restarts,
+        gcs_start=_gcs_start(gcs.pid) if gcs is not None and launch.gcs_store is not None else None,
     )
+
+
+def _gcs_start(pid: int) -> GcsStart | None:
+    """What starts this GCS again. None: it is gone already, or not ours to read."""
+    argv, env = procfs.arguments_of(pid), procfs.environment_of(pid)
+    return GcsStart(argv, env, stamp_of(argv[0])) if argv and env else None
+
+
+def stamp_of(program: str) -> str:
+    """Tell a program's file from one that has taken its place."""
+    try:
+        found = Path(program).stat()
+    except OSError:
+        return "gone"
+    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
+
+
+def _program_of(pid: int) -> str:
+    """The name of the file that a process runs; empty when the process is gone."""
+    try:
+        return Path(procfs.executable_of(pid)).name
+    except ProcessLookupError:
+        return ""
 
 
 def _recorded_session(record: RayRecord) -> set[int]:

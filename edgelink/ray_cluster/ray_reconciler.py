@@ -363,12 +363,13 @@ class RayReconciler:
             self._verified = self.ray.node.note_joined(joined.ray_node_id, joined.cluster_id)
             self.drift.wakeup.set()
             _log.info("ray.joined", ray_node_id=joined.ray_node_id, node_rank=record.node_rank)
-        self._conditions.set_true(
-            self.condition,
-            "AliveInRay",
-            f"alive in Ray at {record.head} as {lease.overlay_ip} with node rank {record.node_rank}",
-        )
+        alive = f"alive in Ray at {record.head} as {lease.overlay_ip} with node rank {record.node_rank}"
+        self._conditions.set_true(self.condition, "AliveInRay", alive + self._also(record))
         return _LOOK_S
+
+    def _also(self, _record: RayRecord) -> str:
+        """What else to say of a Ray that runs as it should."""
+        return ""
 
 
 def restarts_identity(restarts: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,29 @@ from edgelink.ray_cluster.interpreter import RayUser
 
 
 @dataclass(frozen=True)
+class GcsStart:
+    """What starts the head's GCS again alone: the command line and environment of the one that ran.
+
+    ``program`` is a stamp of its file: a GCS of another Ray does not fit raylets that run.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    program: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GcsStart:
+        """Raises KeyError or TypeError when ``values`` is none."""
+        env = {str(name): str(value) for name, value in values["env"].items()}
+        return cls(tuple(map(str, values["argv"])), env, str(values["program"]))
+
+
+@dataclass(frozen=True)
 class RayLaunch:
     """One `ray start`. ``ports`` must be free, by the configuration key that sets each; ``head`` is ``ip:port``.
 
-    ``temp_dir`` is where Ray will keep its session; None: not known before it is there.
+    ``temp_dir`` is where Ray will keep its session; None: not known before it is there. ``gcs_store`` is where its GCS
+    keeps its tables; None: in memory.
     """
 
     argv: tuple[str, ...]
@@ -30,6 +49,7 @@ class RayLaunch:
     config_hash: str
     restarts: int = 0
     temp_dir: Path | None = None
+    gcs_store: Path | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -48,6 +68,7 @@ class RayRecord:
     cluster_id: str | None = None  # of the GCS that listed it: another GCS, another id
     outputs: tuple[str, ...] = ()  # where raylet and GCS write
     restarts: int = 0  # as the cluster spec counted them when it was started
+    gcs_start: GcsStart | None = None  # None: without its GCS, this Ray is none
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -60,6 +81,7 @@ class RayRecord:
     def to_json(self) -> str:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values |= {"raylet": self.raylet.to_dict(), "gcs": self.gcs and self.gcs.to_dict()}
+        values["gcs_start"] = self.gcs_start and asdict(self.gcs_start)
         return json.dumps(values)
 
     @classmethod
@@ -78,6 +100,7 @@ class RayRecord:
             cluster_id=values.get("cluster_id"),
             outputs=tuple(values.get("outputs", ())),
             restarts=int(values.get("restarts", 0)),
+            gcs_start=GcsStart.from_dict(values["gcs_start"]) if values.get("gcs_start") else None,
         )
 
 

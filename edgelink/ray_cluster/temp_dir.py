@@ -22,6 +22,7 @@ from edgelink.ray_cluster.interpreter import MAX_ANSWER_BYTES, SYSTEM_PATH, RayU
 from edgelink.timeouts import timeout
 
 DEFAULT_DIRECTORY = Path("/var/lib/edgelink-ray")  # short: the path of a socket has at most 107 bytes
+_GCS_STORE = "gcs"
 _SESSIONS = "sessions"  # tells our directories from those of an older EdgeLink, which were open to all
 _TIMEOUT_S = 20.0
 _SESSION = "session_"
@@ -52,6 +53,11 @@ except OSError as error:
 def sessions_in(configured: Path | None) -> Path:
     """Return what the head gives to Ray as its `--temp-dir`. ``configured`` is `ray.temp_dir`."""
     return (configured or DEFAULT_DIRECTORY) / _SESSIONS
+
+
+def gcs_store_in(configured: Path | None) -> Path:
+    """Return where the head's GCS keeps its tables. ``configured`` is `ray.temp_dir`."""
+    return (configured or DEFAULT_DIRECTORY) / _GCS_STORE
 
 
 def private_directory_of(sessions: Path) -> Path | None:
@@ -151,10 +157,10 @@ def remove_sessions(directory: Path = DEFAULT_DIRECTORY) -> None:
     Raises:
         OSError: it cannot be removed, or a Ray of another network runs there.
     """
-    sessions = directory / _SESSIONS
-    _refuse_beside_ray(sessions)
-    with suppress(FileNotFoundError):
-        sessions.unlink() if sessions.is_symlink() else shutil.rmtree(sessions)
+    _refuse_beside_ray(directory / _SESSIONS)
+    for left in (directory / _SESSIONS, directory / _GCS_STORE):
+        with suppress(FileNotFoundError):
+            left.unlink() if left.is_symlink() else shutil.rmtree(left)
 
 
 def _refuse_beside_ray(sessions: Path) -> None:

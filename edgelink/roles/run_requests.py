@@ -78,6 +78,7 @@ class RunRequests:
                 timeout_s = float(body.get("timeout_s", 600.0))
                 async for report in self._runs.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
                     yield report
+                granted["left_actors"] = await ray.left_actors()
                 granted |= ray.driver_grant(caller.uid)
                 granted["overlay"] = self._overlay_kind
                 granted["without_rank"] = [

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgelink.errors import ConfigError
 from edgelink.training.framework import PLAIN, RLINF, Framework
+from edgelink.wording import few
 
 MASTER = "MASTER_ADDR"
 
@@ -44,6 +45,15 @@ def check_grant(
         _check_devices(nodes)
     if (master := environment.get(MASTER)) is not None and len(nodes) > 1:
         _check_master(master, nodes, framework, resolve)
+
+
+def say_what_is_left(granted: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Name the detached actors of former jobs, which live until somebody ends them. An older daemon does not tell."""
+    if left := granted.get("left_actors"):
+        say(
+            f"detached actors of former jobs are still alive: {few(left)}; their names are taken and they hold "
+            "resources; `ray.kill(ray.get_actor(NAME, namespace=NAMESPACE))` ends one"
+        )
 
 
 def _check_ranks(without_rank: Sequence[str], framework: Framework) -> None:
