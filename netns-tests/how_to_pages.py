@@ -52,6 +52,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink run --cluster": "test_rlinf.py::test_the_heads_shell_does_not_reach_the_edges",
         "edgelink run --env": "test_rlinf.py::test_the_heads_shell_does_not_reach_the_edges",
     },
+    "exec": {
+        "edgelink exec": "test_road.py::test_the_head_runs_programs_on_its_edges",
+        "edgelink ssh": "test_cli_ssh.py::test_ssh_knows_the_node_by_what_the_node_has_signed",
+    },
     "from-the-trainer-to-rlinf": {
         "edgelink plan config.yaml --live --link-budget": "test_cli_link_budget.py"
         "::test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted",

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import yaml
 
 from edgelink.cli.main import edgelink
 from edgelink.config.models import Config
+from edgelink.launch.apps_file import read_apps_file
 from edgelink.placement import InvalidClusterError
 from edgelink.placement.early import check_before_waiting
 
@@ -161,14 +163,19 @@ def _yaml() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "text"), _yaml())
-def test_every_piece_of_yaml_is_what_its_reader_takes(page: str, text: str) -> None:
-    """Configuration by its own models, a cluster section as `edgelink plan FILE` does; whose the rest is, is known."""
+def test_every_piece_of_yaml_is_what_its_reader_takes(tmp_path: Path, page: str, text: str) -> None:
+    """Configuration by its own models, a cluster section or apps as their commands do; whose the rest is, is known."""
     content = yaml.safe_load(text)
     first = next(iter(content))
     if first in Config.model_fields:
         Config.model_validate(content)
     elif "component_placement" in content.get("cluster", {}):
         check_before_waiting(content["cluster"])
+    elif first == "apps":
+        for file in chain.from_iterable(each.get("files", ()) for each in content["apps"].values()):
+            (tmp_path / file).touch()
+        (tmp_path / "apps.yaml").write_text(text)
+        assert read_apps_file(tmp_path / "apps.yaml").apps
     else:
         assert first in _OTHERS or page == "docs/how-to/link-budget.md", f"whose YAML is this? {first}"
 

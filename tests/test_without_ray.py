@@ -100,7 +100,7 @@ async def test_no_interpreter_is_looked_for_and_no_ray_starts(edge_bench: Bench)
     assert edge.ray.tools is None
     assert edge.ray.node.record is None
     with pytest.raises(NoRayError, match="ray: off"):
-        edge.command_environment()
+        edge.command_environment(0)
 
 
 async def test_a_ray_of_an_earlier_configuration_is_ended(edge_bench: Bench, head_port: int) -> None:

@@ -184,7 +184,7 @@ def test_no_key_of_the_configuration_answers_in_the_words_of_a_library(tmp_path:
         ("hostname: a\x07\n", "line 1 has the character U+0007"),
         ("overlay: {port: 1}\n", "did you mean overlay.rpc_port?"),
         ("port: 1\n", "did you mean ray.port or web.port or metrics.port?"),
-        ("ray: {zzz: 1}\n", "known are python, user"),
+        ("ray: {zzz: 1}\n", "known are enabled, python, user"),
         ("overlay: {mtu: 1}\nride_through: x\n", "(got 1); line 2: ride_through: 'x'"),
     ],
 )
