@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, Role
 
 NETWORK = "n" * 26
-HEAD, EDGE, OTHER = (NodeKey.generate() for _ in range(3))
+HEAD, EDGE, OTHER, NAMED_HEAD = (NodeKey.generate() for _ in range(4))
 ASKER_KEY = b64encode(b"a" * 32).decode()
 
 
@@ -48,6 +49,7 @@ ENTRIES = (
     entry(HEAD, "cloud", Role.HEAD, 2),
     entry(EDGE, "edge-1", Role.EDGE, 3),
     entry(OTHER, "edge-2", Role.EDGE, 4),
+    entry(NAMED_HEAD, "head", Role.EDGE, 5),  # which is no head for that
 )
 
 
@@ -303,6 +305,34 @@ async def test_output_that_nobody_takes_makes_the_program_wait(run: Run, tmp_pat
     assert first
     assert not (tmp_path / "all").exists()
     assert (int(size.read_text().split()[1]) - before) * os.sysconf("SC_PAGESIZE") < 20_000_000
+
+
+@pytest.mark.processes
+async def test_output_that_nobody_takes_costs_no_time_of_the_processor(run: Run) -> None:
+    """Also once the program has ended, as in a cut that lasts for minutes."""
+    running = await run.start("sh", "-c", "head -c 3000000 /dev/zero & sleep 0.2")
+    assert run.runner is not None
+    assert running.pid is not None
+    ended = os.pidfd_open(running.pid)
+    assert await asyncio.to_thread(select.select, [ended], [], [], 20) == ([ended], [], [])
+    os.close(ended)
+    stat = Path(f"/proc/{run.runner.pid}/stat")
+
+    def ticks() -> int:
+        return sum(map(int, stat.read_text().rpartition(") ")[2].split()[11:13]))
+
+    before = ticks()
+    await asyncio.sleep(2.5)  # the time over which it is measured
+    assert ticks() - before < 25
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("argv", "env"), [(("echo", "a\0b"), {}), (("true",), {"A=B": "c"})], ids=["NUL", "equals sign"]
+)
+async def test_what_no_program_can_be_given_is_told(run: Run, argv: tuple[str, ...], env: dict[str, str]) -> None:
+    with pytest.raises(RemoteProgramError, match="cannot be started"):
+        await run.start(*argv, env=env)
 
 
 @pytest.mark.processes

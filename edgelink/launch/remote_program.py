@@ -37,7 +37,7 @@ class RemoteProgramError(EdgelinkError):
 
 
 class ConnectionLostError(RemoteProgramError):
-    """The connection to the other node broke; the program there is ended, at the latest after ``ride_through``."""
+    """The connection to the other node broke; the node ends the program, at the latest after ``ride_through``."""
 
     reason = "ConnectionLost"
     retryable = True
@@ -88,7 +88,7 @@ class RemoteProgram:
                 )
         raise ConnectionLostError(
             f"{self.node}: the connection broke before the program ended",
-            hint=f"the program there is ended; `edgelink ping {self.node}` shows whether the node answers",
+            hint=f"the node ends the program once it notices; `edgelink ping {self.node}` shows whether it answers",
         )
 
     async def started(self) -> None:

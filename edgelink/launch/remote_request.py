@@ -55,9 +55,9 @@ class ExecRequest(Payload):
 
 
 def accepts(config: ExecConfig, asker: DirectoryEntry) -> bool:
-    """Return whether this node runs programs for ``asker``; pure."""
+    """Return whether this node runs programs for ``asker``; pure. ``head`` is the role: no node has it by its name."""
     who = config.accept.removeprefix("from ").split() if config.accept != "off" else []
-    return asker.hostname in who or ("head" in who and asker.role is Role.HEAD)
+    return ("head" in who and asker.role is Role.HEAD) or (asker.hostname != "head" and asker.hostname in who)
 
 
 def askers(config: ExecConfig, directory: Directory | None, node_id: str) -> frozenset[IPv4Address]:

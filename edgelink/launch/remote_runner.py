@@ -55,7 +55,7 @@ class Runner:
         self._connection.setblocking(False)
         try:
             program = self._start()
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a NUL, or = in a name
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._tell(channel.FAILED, {"error": f"{self._order['argv'][0]}: cannot be started: {why}"})
             self._flush()
@@ -141,8 +141,12 @@ class Runner:
                 self._selector.modify(fd, events)
 
     def _patience_s(self) -> float | None:
-        due = [at_s + after_s for at_s, after_s in ((self._ended_s, _PIPES_S), (self._told_to_end_s, _GRACE_S)) if at_s]
-        return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
+        """Return how long there is nothing to do if nothing happens. None: for ever."""
+        if self._ended_s is not None:  # what its children still write is waited for, unless nobody takes it
+            due_s = self._ended_s + _PIPES_S if len(self._waiting) < _MOST_WAITING_BYTES else None
+        else:
+            due_s = None if self._told_to_end_s is None else self._told_to_end_s + _GRACE_S
+        return None if due_s is None else max(0.0, due_s - self._clock.monotonic_s())
 
     def _look_at_times(self, pid: int, pipes: dict[int, bytes]) -> None:
         now_s = self._clock.monotonic_s()

@@ -357,7 +357,8 @@ class LocalRay:
         await self.helper.close()
         await self.node.stop()
         self.starts.forget()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        for directory in (self._directory, self._paths.import_hook):
+            shutil.rmtree(directory, ignore_errors=True)
         self._run_ports = ()
         self.guard.want(self._table())
         await self.guard.remove()

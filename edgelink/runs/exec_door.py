@@ -54,7 +54,7 @@ from edgelink.registry.payloads import DirectoryEntry, Envelope, Role
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.timeouts import timeout
 
-_LOOK_S = 5.0
+_LOOK_S = 1.0
 _MOST_AT_ONCE = 64  # connections that are not a program yet
 _TAKEN_WITHIN_S = 15.0  # until the process that is to run the program has the connection
 _SILENT_S = 3.0
@@ -116,10 +116,15 @@ class ExecDoor:
                 if listener is None:
                     await self._clock.sleep(_LOOK_S)
                     continue
-                with suppress(TimeoutError, OSError):
+                try:
                     async with timeout(_LOOK_S):
                         connection, (address, _) = await asyncio.get_running_loop().sock_accept(listener)
                         self._take(connection, IPv4Address(address))
+                except TimeoutError:
+                    continue
+                except OSError as error:  # no descriptor is left, say: tried again
+                    _log.warning("exec.not_taken", error=str(error))
+                    await self._clock.sleep(_LOOK_S)
         finally:
             if listener is not None:
                 listener.close()
