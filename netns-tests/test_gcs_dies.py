@@ -223,6 +223,7 @@ def test_many_killed_gcs_cost_a_run_nothing(cluster: World, head: Machine, drive
     print(head.run("du", "-sh", STORE))
 
 
+@pytest.mark.long
 def test_a_placement_group_is_made_although_the_gcs_dies_over_it(head: Machine, driver: Driver) -> None:
     began_s = time.monotonic()
     pid = gcs_of(head)
@@ -235,6 +236,7 @@ def test_a_placement_group_is_made_although_the_gcs_dies_over_it(head: Machine, 
     driver.assert_untouched(began_s)
 
 
+@pytest.mark.long
 def test_a_daemon_that_was_killed_is_succeeded_by_one_that_brings_the_gcs_back(
     cluster: World, head: Machine, driver: Driver
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_daemon_that_was_killed_is_succeeded_by_one_that_brings_the_gcs_back(
     assert raylets(cluster) == before
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named_and_the_gcs_goes_on_when_there_is_room(
     cluster: World, head: Machine, driver: Driver
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_full_disk_is_named_and_the_gcs_goes_on_when_there_is_room(
     assert raylets(cluster) == before
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_head_whose_raylet_died_goes_on(cluster: World, head: Machine, driver: Driver) -> None:
     """The head's Ray starts on the same tables: the edges' raylets and the actors on them stay, also the detached one,
     which the next run is told of; the driver, which had its raylet on the head, ends."""
@@ -305,6 +309,7 @@ def left_actors(world: World, head: Machine) -> list[dict[str, Any]]:
     return list(json.loads(answer.stdout.splitlines()[-1])["actors"])
 
 
+@pytest.mark.long
 def test_tables_that_cannot_be_read_are_given_up(cluster: World, head: Machine) -> None:
     """A new cluster begins, on new tables, and the edges follow."""
     incarnation, edges = head.record()["incarnation"], raylets(cluster)[1:]
