@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from edgelink.cli.layout import say
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
+from edgelink.launch.program_output import in_lines, to_terminal
 from edgelink.launch.remote_channel import ERRORS, MAX_DATA_BYTES
 from edgelink.launch.remote_program import Program, RemoteProgram, remote_program
+from edgelink.process.becoming import shell_status
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LONGEST_LINE = 64 * 1024  # is cut into several
@@ -47,15 +49,11 @@ class _Session:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._pass_on, number, tasks)
         found = await asyncio.gather(*tasks.values(), return_exceptions=True)
-        if len(found) == 1 and isinstance(found[0], BaseException):
-            if isinstance(found[0], asyncio.CancelledError):
-                return 128 + self._signalled
-            raise found[0]
         statuses = [self._status(node, each) for node, each in zip(self._nodes, found, strict=True)]
         return next((status for status in statuses if status), 0)
 
     def _status(self, node: str, found: int | BaseException) -> int:
-        if isinstance(found, EdgelinkError):
+        if isinstance(found, EdgelinkError) and len(self._nodes) > 1:
             message = found.message if found.message.startswith(node) else f"{node}: {found.message}"
             say(f"{message}; {found.hint}" if found.hint else message)
             return int(found.exit_code)
@@ -81,42 +79,20 @@ class _Session:
             loop = asyncio.get_running_loop()
             typing = loop.create_task(_give_input(running)) if self._program.has_input else None
             try:
-                await _show(running, f"{node} | ".encode() if len(self._nodes) > 1 else b"")
+                await self._show(node, running)
             finally:
                 if typing is not None:
                     typing.cancel()
         assert running.status is not None
-        return running.status if running.status >= 0 else 128 - running.status
+        return shell_status(running.status)
 
-
-async def _show(running: RemoteProgram, prefix: bytes) -> None:
-    """Print what the program says: as it comes, or in whole lines with a prefix."""
-    rest = {False: b"", True: b""}
-    try:
+    async def _show(self, node: str, running: RemoteProgram) -> None:
+        """Print what the program says: of one node as it comes, of several in whole lines with the node's name."""
+        if len(self._nodes) > 1:
+            await in_lines(running.output(), f"{node} | ".encode(), to_terminal, longest=_LONGEST_LINE)
+            return
         async for kind, data in running.output():
-            is_error = kind == ERRORS
-            text = rest[is_error] + data
-            if prefix:
-                *lines, rest[is_error] = text.split(b"\n")
-                if len(rest[is_error]) > _LONGEST_LINE:
-                    lines, rest[is_error] = [*lines, rest[is_error]], b""
-                text = b"".join(prefix + line + b"\n" for line in lines)
-            await _write(text, is_error=is_error)
-    finally:
-        for is_error, text in rest.items():
-            if text:
-                await _write(prefix + text + b"\n", is_error=is_error)
-
-
-async def _write(text: bytes, *, is_error: bool) -> None:
-    """In a thread: whoever reads slowly makes the program wait, and no signal."""
-    stream = sys.stderr.buffer if is_error else sys.stdout.buffer
-
-    def write() -> None:
-        stream.write(text)
-        stream.flush()
-
-    await asyncio.to_thread(write)
+            await to_terminal(data, kind == ERRORS)
 
 
 async def _give_input(running: RemoteProgram) -> None:

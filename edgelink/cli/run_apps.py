@@ -7,7 +7,6 @@ import io
 import os
 import secrets
 import signal
-import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,9 @@ from edgelink.duration import brief
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.launch.apps_file import AppsFile, Where, check_nodes, filled, read_apps_file
 from edgelink.launch.node_programs import NodePrograms, Starter, answer_of
-from edgelink.runs.apps import MAY_PASS, REFUSED, REFUSES_S, AppsRun
+from edgelink.launch.program_output import to_terminal
+from edgelink.launch.remote_program import REFUSED
+from edgelink.runs.apps import MAY_PASS, REFUSES_S, AppsRun
 from edgelink.timeouts import timeout
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -133,7 +134,7 @@ class _Session:
                 self._starter,
                 _Surroundings(self._socket_path),
                 say=say,
-                write=_write,
+                write=to_terminal,
                 clock=self._clock,
             )
             return await run.run()
@@ -213,14 +214,3 @@ def _packed(file_path: Path, names: Sequence[str]) -> bytes:
     except OSError as error:
         raise ConfigError(f"{file_path}: files: {error.filename}: {error.strerror}", hint="correct `files`") from error
     return packed.getvalue()
-
-
-async def _write(text: bytes, is_error: bool) -> None:  # noqa: FBT001 - as AppsRun calls it
-    """In a thread: whoever reads slowly makes the programs wait, and no signal."""
-    stream = sys.stderr.buffer if is_error else sys.stdout.buffer
-
-    def write() -> None:
-        stream.write(text)
-        stream.flush()
-
-    await asyncio.to_thread(write)

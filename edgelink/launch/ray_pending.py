@@ -69,7 +69,7 @@ def connect(address: str) -> Any:
 
 
 def look(state: Any) -> "tuple[dict[str, Any], list[dict[str, Any]]]":
-    """What waits at this moment, by id, and what each node has."""
+    """Return what waits at this moment, by id, and what each node has."""
     from ray.core.generated import gcs_pb2
 
     free = state.available_resources_per_node()

@@ -19,7 +19,6 @@ STARTED, OUTPUT, ERRORS, ENDED, FAILED = b"S", b"O", b"E", b"X", b"F"  # from th
 REQUEST, INPUT, INPUT_END, SIGNAL = b"R", b"I", b"C", b"K"  # from who asks
 MAX_DATA_BYTES = 64 * 1024  # of output or input in a frame
 MAX_FRAME_BYTES = 1024 * 1024  # a request with all of its environment
-KEY_BYTES = 32
 _LENGTH = struct.Struct("!I")
 
 

@@ -1,6 +1,6 @@
 """A program on another node, seen from the node that asked for it. See ADR 0044::
 
-    async with remote_program(socket_path, "edge-1", ["hostname"]) as program:
+    async with remote_program(socket_path, "edge-1", Program(["hostname"], {})) as program:
         async for kind, data in program.output():     # OUTPUT or ERRORS, and bytes
             ...
         status = program.status                       # negative: the signal that ended it
@@ -28,6 +28,8 @@ from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_request import HELLO_WITHIN_S, PORT
 from edgelink.launch.remote_runner import keep_alive
 from edgelink.timeouts import timeout
+
+REFUSED = "ExecRefused"  # by the node, or it has no EdgeLink that listens yet
 
 
 class RemoteProgramError(EdgelinkError):
@@ -82,10 +84,7 @@ class RemoteProgram:
                 self.status = int(json.loads(data)["status"])
                 return
             elif kind == channel.FAILED:
-                told = json.loads(data)
-                raise RemoteProgramError(
-                    f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason")
-                )
+                raise self._failed(json.loads(data))
         raise ConnectionLostError(
             f"{self.node}: the connection broke before the program ended",
             hint=f"the node ends the program once it notices; `edgelink ping {self.node}` shows whether it answers",
@@ -96,10 +95,8 @@ class RemoteProgram:
         if self.pid is None:
             kind, data = await anext(self._told(), (b"", b""))
             if kind != channel.STARTED:
-                told = json.loads(data) if kind == channel.FAILED else {"error": "it has closed the connection"}
-                raise RemoteProgramError(
-                    f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason")
-                )
+                closed = {"error": "it has closed the connection"}
+                raise self._failed(json.loads(data) if kind == channel.FAILED else closed)
             content = json.loads(data)
             self.pid, self.user = int(content["pid"]), str(content["user"])
 
@@ -115,6 +112,9 @@ class RemoteProgram:
     def send_signal(self, number: int) -> None:
         """Send a signal to the program and to what it has started."""
         self._writer.write(self._seal.seal(channel.SIGNAL, str(int(number)).encode()))
+
+    def _failed(self, told: Mapping[str, str]) -> RemoteProgramError:
+        return RemoteProgramError(f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason"))
 
     async def _told(self) -> AsyncIterator[tuple[bytes, bytes]]:
         pending = self._frames.feed(b"")
@@ -177,7 +177,7 @@ async def hello_of(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, as
             raise RemoteProgramError(
                 f"{node} takes no programs from this node",
                 hint=f"`exec.accept` in the configuration of {node} says from whom: from the head, if it says nothing",
-                reason="ExecRefused",
+                reason=REFUSED,
             ) from error
         raise RemoteProgramError(
             f"{node} does not answer at {overlay_ip}:{PORT}", hint=f"`edgelink ping {node}`", reason="NodeSilent"
@@ -194,5 +194,5 @@ async def hello_of(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, as
     raise RemoteProgramError(
         f"{node} closed the connection at once",
         hint=f"`exec.accept` in the configuration of {node} says from whom it takes programs; its log says more",
-        reason="ExecRefused",
+        reason=REFUSED,
     )

@@ -19,3 +19,8 @@ def become(program: str, argv: Sequence[str], environment: Mapping[str, str]) ->
         for number, handler in former.items():
             signal.signal(number, handler)
         raise
+
+
+def shell_status(returncode: int) -> int:
+    """Return a child's status as a shell gives it: 128 + n if signal n ended it (-n in ``returncode``)."""
+    return returncode if returncode >= 0 else 128 - returncode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +20,9 @@ from edgelink.launch.app_environment import app_environment
 from edgelink.launch.apps_file import App, AppsFile, Where, filled
 from edgelink.launch.node_programs import Running, Starter, answer_of
 from edgelink.launch.port_progress import PortProgress, ask_argv, bytes_of, close_argv, look_argv
-from edgelink.launch.remote_channel import ERRORS
-from edgelink.launch.remote_program import Program
+from edgelink.launch.program_output import Write, in_lines
+from edgelink.launch.remote_program import REFUSED, Program
+from edgelink.process.becoming import shell_status
 from edgelink.timeouts import timeout
 
 _LOOK_S = 2.0  # at the nodes
@@ -30,7 +31,7 @@ _KNOCK_S = 0.5
 _TELL_S = 15.0  # again, what is waited for
 _GRACE_S = 5.0  # between SIGTERM and the end of its connection, which ends it there
 _LONGEST_LINE = 8 * 1024  # is cut into several
-REFUSED, REFUSES_S = "ExecRefused", 30.0  # so long after its start a node may not take programs yet
+REFUSES_S = 30.0  # so long after its start a node may not take programs yet
 MAY_PASS = ("NodeSilent", "NodePaused", "ConnectionLost", "DaemonNotRunning", "Stopped")
 _LONG_LIFE_S = 600.0  # an app that lived so long has its tries again
 
@@ -69,7 +70,7 @@ class AppsRun:
         surroundings: Surroundings,
         *,
         say: Callable[[str], None],
-        write: Callable[[bytes, bool], Awaitable[None]],
+        write: Write,
         clock: Clock,
     ) -> None:
         """Take what the run needs.
@@ -194,25 +195,10 @@ class AppsRun:
             life.running = running
             self._say(f"{life.name} runs on {app.node}")
             self._forget_progress(life)
-            await self._show(life.name, running)
+            prefix = f"{life.name:<{self._width}} | ".encode()
+            await in_lines(running.output(), prefix, self._write, longest=_LONGEST_LINE)
         assert running.status is not None
-        return running.status if running.status >= 0 else 128 - running.status
-
-    async def _show(self, name: str, running: Running) -> None:
-        """Write what it says in whole lines."""
-        prefix, rest = f"{name:<{self._width}} | ".encode(), {False: b"", True: b""}
-        try:
-            async for kind, data in running.output():
-                is_error = kind == ERRORS
-                *lines, rest[is_error] = (rest[is_error] + data).split(b"\n")
-                while len(rest[is_error]) > _LONGEST_LINE:
-                    lines.append(rest[is_error][:_LONGEST_LINE])
-                    rest[is_error] = rest[is_error][_LONGEST_LINE:]
-                await self._write(b"".join(prefix + line + b"\n" for line in lines), is_error)
-        finally:
-            for is_error, line in rest.items():
-                if line:
-                    await self._write(prefix + line + b"\n", is_error)
+        return shell_status(running.status)
 
     async def _wait_for_others(self, life: _Life) -> None:
         """Return when the apps that this one starts after answer on all their ports. Says what it waits for."""

@@ -21,6 +21,7 @@ from types import FrameType
 
 from edgelink.clock import Clock, SystemClock
 from edgelink.errors import UsageError
+from edgelink.process.becoming import shell_status
 from edgelink.process.procfs import group_members
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -234,7 +235,7 @@ def _watch(
             pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
             if pid and not os.WIFSTOPPED(status):
                 child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
-                exit_status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+                exit_status = shell_status(child.returncode)
                 if exit_status and kill_at_s is None and _others_in(group):
                     kill_at_s = clock.monotonic_s() + kill_grace_s
                 if kill_at_s is not None and not is_terminated:
