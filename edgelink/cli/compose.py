@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgelink.cli.rlinf_program import installed_rlinf, note_own_placement
+from edgelink.cli.rlinf_program import InstalledRlinf, installed_rlinf, note_own_placement
 from edgelink.cli.users_python import ask, interpreters
 from edgelink.errors import PlacementError
 from edgelink.placement import InvalidClusterError, Notice, RlinfRules, rlinf_rules
@@ -27,12 +27,17 @@ class ReadCluster:
     content: Any = None
     source: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)  # of ``source``; empty where the section was composed
-    installed: Mapping[str, str | None] = field(default_factory=dict)  # version, torch: what rlinf_rules takes
+    installed: InstalledRlinf | None = None
+
+    @property
+    def versions(self) -> Mapping[str, str | None]:
+        """What ``rlinf_rules`` takes."""
+        return {} if self.installed is None else self.installed.versions
 
     @property
     def rules(self) -> RlinfRules:
         """The rules of the RLinf that is installed."""
-        return rlinf_rules(**self.installed)
+        return rlinf_rules(**self.versions)
 
     @contextmanager
     def located(self) -> Iterator[None]:

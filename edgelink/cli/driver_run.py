@@ -115,7 +115,7 @@ class _Run:
     ) -> None:
         self._paths = paths
         self._section = None if cluster is None else cluster.section
-        self._rlinf = {} if cluster is None else dict(cluster.installed)
+        self._rlinf = {} if cluster is None else dict(cluster.versions)
         self._content = None if cluster is None else cluster.content
         self._gang = gang
         self._argv = argv

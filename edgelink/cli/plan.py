@@ -84,7 +84,7 @@ def command(
         nodes, driver, live_notices = _live_nodes() if live else (*_nodes_of(nodes_file), [])
         with read.located():
             plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate, rules=read.rules)
-            if packed := own_placement(read.content, plan, python, say):
+            if packed := own_placement(read.content, plan, read.installed, say):
                 plan = make_plan(
                     read.section, nodes, driver=driver, isolate=not no_isolate, packed=packed, rules=read.rules
                 )

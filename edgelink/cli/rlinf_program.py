@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ _CLASSES = {  # by runner.task_type, as rlinf/config.py and the programs below e
 }
 
 
-def installed_rlinf(python: Path | None) -> dict[str, str | None]:
-    """Return the versions that ``rlinf_rules`` takes, of the first interpreter that has RLinf; empty if none has."""
+@dataclass(frozen=True)
+class InstalledRlinf:
+    """The RLinf of an interpreter. ``versions``: what ``rlinf_rules`` takes."""
+
+    python: Path
+    versions: Mapping[str, str | None]
+
+
+def installed_rlinf(python: Path | None) -> InstalledRlinf | None:
+    """Return the RLinf of the first interpreter that has one. None: none has."""
     for candidate in interpreters(python):
         status, answer = ask(candidate, _INSTALLED, [])
-        if status == 0 and answer.get("rlinf"):
-            return {"version": answer["rlinf"], "torch": answer["torch"]}
-    return {}
+        if status == 0 and answer.get("rlinf") is not None:
+            return InstalledRlinf(candidate, {"version": answer["rlinf"], "torch": answer["torch"]})
+    return None
 
 
 def note_own_placement(content: Any) -> Iterator[Notice]:
@@ -47,32 +56,31 @@ def note_own_placement(content: Any) -> Iterator[Notice]:
         yield Notice(OWN_PLACEMENT, message, "rollout.tensor_parallel_size", fix)
 
 
-def own_placement(content: Any, plan: Plan, python: Path | None, say: Callable[[str], None]) -> dict[str, Packed]:
+def own_placement(
+    content: Any, plan: Plan, installed: InstalledRlinf | None, say: Callable[[str], None]
+) -> dict[str, Packed]:
     """Ask the installed RLinf how its program places what ``plan`` placed by the section alone.
 
     Returns:
-        By component; empty if the program follows the section, or if no interpreter here has RLinf.
+        By component; empty if the program follows the section, or if there is no RLinf to ask.
 
     Raises:
         PlacementError: RLinf refuses it.
     """
     name = _class_of(content, plan)
-    if name is None:
+    if name is None or installed is None:
         return {}
     count = sum(node.accelerator_count for node in plan.nodes)
     ranks = {component: list(each) for component, each in plan.component_ranks.items()}
     question = json.dumps({"class": name, "config": content, "ranks": ranks, "accelerators": count}, default=str)
-    for candidate in interpreters(python):
-        say(f"asking RLinf of {candidate} how its {name} places")
-        status, answer = ask(candidate, _HELPER, [], question)
-        if status == _REFUSED:
-            hint = "correct cluster.component_placement: the training program would end with the same words"
-            raise PlacementError(
-                f"cluster.component_placement: RLinf's {name} refuses it: {answer['error']}", hint=hint
-            )
-        if status == 0:
-            return {component: Packed(*each) for component, each in answer["packed"].items()}
-    return {}
+    say(f"asking RLinf of {installed.python} how its {name} places")
+    status, answer = ask(installed.python, _HELPER, [], question)
+    if status == _REFUSED:
+        raise PlacementError(
+            f"cluster.component_placement: RLinf's {name} refuses it: {answer['error']}",
+            hint="correct it: the training program would end with the same words",
+        )
+    return {component: Packed(*each) for component, each in answer["packed"].items()} if status == 0 else {}
 
 
 def _class_of(content: Any, plan: Plan) -> str | None:
