@@ -19,7 +19,7 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.no_ray import NO_RAY
 from edgelink.reconcile import Wakeup
 from edgelink.registry.allocator import HEAD_RANK
-from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, EdgesOpenTo
+from edgelink.registry.payloads import ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, could_take_part, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
@@ -151,19 +151,21 @@ class Runs:
 
     def without_ray(self) -> list[DirectoryEntry]:
         """The nodes with a lease for Ray that have none by their own configuration."""
-        facts = self._node.board.facts
-        if facts.directory is None:
-            return []
-        known = self._without_ray.look(facts.statuses, facts.directory)
-        if not self._node.ray.is_enabled:
-            known |= {self._node.key.node_id}
-        return [entry for entry in could_take_part(facts.directory) if entry.node_id in known]
+        known = self._ids_without_ray()
+        return [entry for entry in could_take_part(self._node.board.facts.directory) if entry.node_id in known]
 
     def candidates(self) -> list[DirectoryEntry]:
         """The nodes that could take part in Ray, in the order of their ranks. Without Ray on the head there is none."""
         if not self._node.ray.is_enabled:
             return []
-        return could_take_part(self._node.board.facts.directory, {entry.node_id for entry in self.without_ray()})
+        return could_take_part(self._node.board.facts.directory, self._ids_without_ray())
+
+    def _ids_without_ray(self) -> frozenset[str]:
+        facts = self._node.board.facts
+        if facts.directory is None:
+            return frozenset()
+        own = set() if self._node.ray.is_enabled else {self._node.key.node_id}
+        return self._without_ray.look(facts.statuses, facts.directory) | own
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
@@ -275,56 +277,48 @@ class Runs:
         if not self._node.ray.is_enabled:
             return []
         entries = {rank: entry for entry, rank in self.ranks()}
-        statuses, alive, ray_known = facts.statuses.rows, self.alive(), self._ray_known
+        alive, ray_known = self.alive(), self._ray_known
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
             if (entry := entries.get(rank)) is None:
                 report.append(replace(unclaimed(rank), ray_known=ray_known))
                 continue
             node_id, ip = entry.node_id, str(entry.overlay_ip)
-            known = NodeFacts(
-                rank,
-                entry,
-                status=facts.node_status if node_id == self._node.key.node_id else statuses.get(node_id),
+            known = replace(
+                self._said_of(entry, rank, directory),
                 member=alive.get((ip, rank)),
                 former=at.get(ip),
                 head=facts.versions,
                 pause=facts.paused.get(node_id),
-                is_silent=entry.hostname in facts.silent,
-                may_be_back=node_id not in facts.stopped,
-                has_left=node_id in directory.left,
             )
-            ready = readiness(known)
+            ready = _judged(known)
             if ready.state == "paused" and (pause := known.pause) is not None:
                 left_s = pause.gives_up_in_s(now_s, self._node.ride_through_s())
                 ready = replace(ready, paused_s=round(now_s - pause.since_s, 1), gives_up_in_s=round(left_s, 1))
             ready = replace(ready, ray_node_id=known.member.node_id if known.member else None, ray_known=ray_known)
-            if known.status is not None:
-                ready = replace(ready, online=known.status.online, device=known.status.device)
             report.append(ready)
         return report
 
     def nodes_without_ray(self) -> list[NodeReadiness]:
         """How far each node has come that has no Ray by its own configuration."""
-        facts, directory = self._node.board.facts, self._node.board.facts.directory
-        report = []
-        for entry in self.without_ray():
-            is_own = entry.node_id == self._node.key.node_id
-            status = facts.node_status if is_own else facts.statuses.rows.get(entry.node_id)
-            known = NodeFacts(
-                HEAD_RANK,
-                entry,
-                status=status,
-                is_silent=entry.hostname in facts.silent,
-                may_be_back=entry.node_id not in facts.stopped,
-                has_left=directory is not None and entry.node_id in directory.left,
-                is_without_ray=True,
-            )
-            ready = readiness(known)
-            if status is not None:
-                ready = replace(ready, online=status.online, device=status.device)
-            report.append(ready)
-        return report
+        directory = self._node.board.facts.directory
+        if directory is None:
+            return []
+        known = (self._said_of(entry, HEAD_RANK, directory) for entry in self.without_ray())
+        return [_judged(replace(each, is_without_ray=True)) for each in known]
+
+    def _said_of(self, entry: DirectoryEntry, rank: int, directory: Directory) -> NodeFacts:
+        """Return what is known of a node beside what Ray knows."""
+        facts, node_id = self._node.board.facts, entry.node_id
+        is_own = node_id == self._node.key.node_id
+        return NodeFacts(
+            rank,
+            entry,
+            status=facts.node_status if is_own else facts.statuses.rows.get(node_id),
+            is_silent=entry.hostname in facts.silent,
+            may_be_back=node_id not in facts.stopped,
+            has_left=node_id in directory.left,
+        )
 
     def alive(self) -> dict[tuple[str, int | None], RayMember]:
         """Whom Ray lists as alive, by address and rank.
@@ -358,3 +352,9 @@ class Runs:
     def without_rank(self) -> list[RayMember]:
         """Who is alive in Ray, and was not started by EdgeLink; those with a rank are waited for until they go."""
         return [member for member, _ in self.gang.strangers() if member.rank is None]
+
+
+def _judged(known: NodeFacts) -> NodeReadiness:
+    """Return how far a node has come, with what its status says of itself; pure."""
+    ready, status = readiness(known), known.status
+    return ready if status is None else replace(ready, online=status.online, device=status.device)
