@@ -252,7 +252,7 @@ def of_cluster(nodes: Iterable[Mapping[str, Any]], totals: Mapping[str, float], 
 
 
 def of_nodes_without_ray(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Of those that have no Ray by their configuration: ``hostname`` and ``ready`` of each."""
+    """Return a sample of each node that has no Ray. ``nodes`` tells ``hostname`` and ``ready`` of each."""
     for node in nodes:
         yield WITHOUT_RAY(node["ready"], node["hostname"])
 

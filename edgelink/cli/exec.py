@@ -17,7 +17,7 @@ _ARGV = "edgelink.argv"
 
 
 class _AfterDashes(click.Command):
-    """What stands behind the first ``--`` is the command, whatever it looks like."""
+    """Takes all words behind the first ``--`` as the command, options included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:

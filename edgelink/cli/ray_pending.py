@@ -1,4 +1,7 @@
-"""Says what of a run waits in Ray for room, whatever its framework is; beside the driver, as Ray's user."""
+"""Watch, while a driver runs, which placement groups and actors of any framework wait in Ray for room.
+
+The helper that asks Ray runs as Ray's user.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _MOST_CHARACTERS = 300
 
 
 class Pending:
-    """What waits now, each thing in one sentence, which is said once.
+    """Says each placement group or actor that waits in one sentence, once.
 
     Args:
         nodes: as the head granted them, for their names.
@@ -49,7 +52,7 @@ class Pending:
 
 
 def waits_for(thing: Mapping[str, Any], nodes: Iterable[NodeResources]) -> str:
-    """What waits, what it wants, and what there is; pure."""
+    """Return the sentence on one thing that waits: its name, its wishes, and what the nodes have; pure."""
     bundles = sorted(_in_words(bundle) for bundle in thing["bundles"])
     wanted = ", ".join(f"{len(list(same))} times {words}" for words, same in groupby(bundles))
     wanted = wanted.removeprefix("1 times ") if len(bundles) == 1 else wanted
