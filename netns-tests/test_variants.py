@@ -509,13 +509,14 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
 def test_root_without_its_override_starts_a_driver(enrolled: Lab) -> None:
     """In a container without CAP_DAC_OVERRIDE root may not enter what is Ray's user's: the driver is that user's."""
     lab = enrolled
-    configure(lab, CLOUD, ray={"user": "trainer", "allow_root": False})
+    configure(lab, CLOUD, ray={"user": "trainer", "allow_root": False, "gcs_store": True})
     add_users(lab, CLOUD)
     shut_out = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "edgelink"]
     daemon = lab.popen(CLOUD, [*shut_out, "head"], lab.node_directory(CLOUD) / "shut-out.log", cwd=Path("/"))
     try:
         wait_until("a head that serves", lambda: road(lab).status(CLOUD))
-        wait_for_condition(lab, CLOUD, "RayJoined", "AliveInRay")
+        _, joined = wait_for_condition(lab, CLOUD, "RayJoined", "AliveInRay")
+        assert "without ray.gcs_store, because the daemon may not enter" in joined["message"]
         ran = lab.exec(
             CLOUD, [*shut_out, "exec", "--", "python", "-c", _WHO], capture=True, cwd=Path("/"), timeout_s=90
         )

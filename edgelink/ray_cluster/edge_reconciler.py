@@ -178,6 +178,8 @@ class RayEdgeReconciler(RayReconciler):
         await self.ray.node.stop()  # whatever a predecessor left behind must not register after the burial
         cluster = await self._bury_own(tools, lease, head, token_auth=spec.token_auth)
         self._joining = cluster.cluster_id
+        if cluster.temp_dir is not None:
+            await self.ray.make_directory(cluster.temp_dir, tools)
         argv = command.worker_argv(
             self._config.ray,
             tools.capabilities,

@@ -37,7 +37,7 @@ class GcsKeeper:
     def __init__(self, node: RayNode, store: GcsStore, clock: Clock, *, is_wanted: bool) -> None:
         self.store = store
         self._is_wanted = is_wanted
-        self._network = "network"  # which one, once this daemon has looked
+        self._why_not_there = f"{store.directory} cannot hold it"  # more exactly once this daemon has looked
         self._node = node
         self._clock = clock
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=10.0)
@@ -69,9 +69,8 @@ class GcsKeeper:
             RayClusterError: there is no room for them, or a former Ray's cannot be removed.
         """
         why = "" if self._is_wanted else "ray.gcs_store is off"
-        if self._is_wanted and (network := await asyncio.to_thread(self.store.why_not_here)):
-            self._network = network
-            why = f"the directory is on a {network} file system"
+        if self._is_wanted and (why := await asyncio.to_thread(self.store.why_not_here)):
+            self._why_not_there = why
             _log.warning("ray.gcs_store_off", directory=str(self.store.directory), why=why)
         if why:
             await asyncio.to_thread(self.store.remove, why)
@@ -84,7 +83,7 @@ class GcsKeeper:
         """Say why the GCS of this Ray keeps its tables in memory all the same. Empty where it keeps them on disk."""
         if not self._is_wanted or record.gcs_start is not None:
             return ""
-        return f"; without ray.gcs_store, because {self.store.directory} is on a {self._network} file system"
+        return f"; without ray.gcs_store, because {self._why_not_there}"
 
     async def restart(self, user: RayUser) -> float:
         """Start the GCS again, now that it has ended; return after how many seconds to try instead, 0 when it runs.

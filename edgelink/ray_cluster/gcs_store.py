@@ -61,11 +61,16 @@ class GcsStore:
         self._files = files
 
     def why_not_here(self) -> str:
-        """Name the network file system that the directory lies on; empty where it lies on a disk of this machine.
+        """Say why the tables cannot lie there; empty where they can.
 
-        RocksDB waits for the disk at every write, and a file server that stands still would take the GCS along.
+        RocksDB waits for the disk at every write, and a file server that stands still would take the GCS along. Root
+        without CAP_DAC_OVERRIDE, as in some containers, may not enter what is Ray's user's alone.
         """
-        return _NETWORK_FILE_SYSTEMS.get(file_system_of(_existing(self.directory)), "")
+        try:
+            kind = _NETWORK_FILE_SYSTEMS.get(file_system_of(_existing(self.directory)))
+        except PermissionError:
+            return f"the daemon may not enter {self.directory.parent}"
+        return f"{self.directory} is on a {kind} file system" if kind else ""
 
     def check_room(self) -> None:
         """Raise RayClusterError where the disk has no room: a GCS ends at its first write that fails."""
@@ -108,10 +113,14 @@ class GcsStore:
     def remove(self, why: str) -> None:
         """Remove all tables: the next Ray begins a new cluster. A disk that is mounted there stays.
 
+        Where the daemon may not look there are none: it made none.
+
         Raises:
             RayClusterError: they cannot be removed.
         """
-        if not (self.directory.is_symlink() or self.directory.exists()):
+        try:
+            self.directory.lstat()
+        except (FileNotFoundError, PermissionError):
             return
         _log.info("ray.gcs_store_removed", directory=str(self.directory), why=why)
         try:

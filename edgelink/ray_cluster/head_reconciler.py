@@ -290,6 +290,7 @@ class RayHeadReconciler(RayReconciler):
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
         token = self._ray_token() if tools.capabilities.token_auth else ""
+        await self.ray.make_directory(sessions_in(self._config.ray.temp_dir), tools)
         store = await self._gcs.prepare(
             {
                 "node": lease.node_id,

@@ -171,16 +171,18 @@ class LocalRay:
         orphans, self._orphans = self._orphans, []
         return orphans
 
-    async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
-        """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`.
+    async def make_directory(self, sessions: Path, tools: RayTools) -> None:
+        """Make the directory that Ray is to keep its sessions in, before a start.
 
         Raises:
-            ConfigError: Ray cannot use the directory that it is to keep its session in; nothing was started.
+            ConfigError: Ray cannot use it.
         """
+        self.node.note_temp_dir(sessions)  # also for whoever looks why it cannot be used
+        await check_temp_dir(sessions, tools.python, tools.user)
+
+    async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
+        """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`."""
         tools = await self.prepare()
-        if launch.temp_dir is not None:
-            self.node.note_temp_dir(launch.temp_dir)  # also for whoever looks why it cannot be used
-            await check_temp_dir(launch.temp_dir, tools.python, launch.user)
         snapshot = await asyncio.to_thread(take_snapshot, tools.interpreter, launch.env)
         record = await self.node.start(launch, on_begin)
         self.starts.note(record.raylet, snapshot)
