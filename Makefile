@@ -102,13 +102,8 @@ build/docs-venv/.locked: tests/docs.lock $(VENV)/.created
 docs: build/docs-venv/.locked ## the documentation as a site, in build/site; it works without Internet
 	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet --strict
 
-# Pages of docs/reference that are made from the code, each with what makes it; tests compare them.
-REFERENCE := command-line=cli.reference errors=cli.error_reference conditions=cli.condition_reference config=config.reference \
-  doctor=doctor.reference json=api.schema metrics=api.metrics mqtt=registry.reference facts=roles.facts_reference training=training.trainer.reference
-
 reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written anew
-	@mkdir -p build; set -e; for page in $(REFERENCE); do \
-	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
+	PYTHONPATH=docs/tools $(BIN)/python -m reference_pages
 
 words: $(VENV)/.edgelink ## tests/words written anew: the sentences that tests hear; review them as a diff
 	@EDGELINK_WORDS=write $(BIN)/python -m pytest -q -n0 tests

@@ -516,7 +516,7 @@ def test_root_without_its_override_starts_a_driver(enrolled: Lab) -> None:
     try:
         wait_until("a head that serves", lambda: road(lab).status(CLOUD))
         _, joined = wait_for_condition(lab, CLOUD, "RayJoined", "AliveInRay")
-        assert "without ray.gcs_store, because the daemon may not enter" in joined["message"]
+        assert "without ray.gcs_store" in joined["message"]
         ran = lab.exec(
             CLOUD, [*shut_out, "exec", "--", "python", "-c", _WHO], capture=True, cwd=Path("/"), timeout_s=90
         )

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from edgelink.cli.error_reference import parse
+from reference_pages.errors import parse
 
 _ROOT = Path(__file__).parent.parent
 _IN_A_ROW = 4

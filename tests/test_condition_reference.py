@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from reference_pages.conditions import to_do
+from reference_pages.errors import parse
+from reference_pages.errors import reasons as errors_reasons
 
 from edgelink import errors
-from edgelink.cli.condition_reference import render, to_do
-from edgelink.cli.error_reference import parse
-from edgelink.cli.error_reference import reasons as errors_reasons
 from edgelink.condition_table import (
     COMMON,
     KINDS,
@@ -62,14 +62,6 @@ class Said:
     status: Status | None
     reason: str | None
     place: str
-
-
-def test_the_page_is_up_to_date() -> None:
-    """Whoever changes the table writes the page anew."""
-    page = _ROOT / "docs/reference/conditions.md"
-    assert page.read_text() == render(), (
-        "run: python -m edgelink.cli.condition_reference > docs/reference/conditions.md"
-    )
 
 
 def test_every_reason_has_something_to_do() -> None:

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from reference_pages.errors import reasons
 
-from edgelink.cli.error_reference import reasons
 from edgelink.condition_table import KINDS, declared
 from edgelink.doctor import CHECKS
 from edgelink.doctor.check import name_of

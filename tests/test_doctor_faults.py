@@ -30,7 +30,6 @@ from telling import Words
 
 from edgelink import __version__
 from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
-from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
 from edgelink.doctor.machine import gpu
 from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, NotARelay, Probes, Ran, Space, connected
@@ -696,7 +695,6 @@ def test_each_check_asks_a_question_and_is_on_the_page() -> None:
     for check in CHECKS:
         assert (check.__doc__ or "").split("\n")[0].endswith("?"), name_of(check)
     text = (DOCS / "reference/doctor.md").read_text()
-    assert text == page.render(), "run: python -m edgelink.doctor.reference > docs/reference/doctor.md"
     assert re.findall(r"^- \*\*`([a-z-]+)`\*\*", text, re.M) == [name_of(check) for check in CHECKS]
     assert not TOPICS.keys() & {name_of(check) for check in CHECKS}
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
+import manual
 import pytest
+from reference_pages.command_line import commands
 
 from edgelink.cli.main import edgelink
-from edgelink.cli.reference import commands
-
-sys.path.insert(0, str(Path(__file__).parent.parent / ".ci/packages"))
-import manual
 
 PAGES = manual.pages()
 

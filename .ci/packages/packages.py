@@ -228,7 +228,7 @@ def download(directory: Path, machine: str, pythons: Iterable[str], locks: Itera
 
 
 def put_manual(directory: Path) -> None:
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "docs/tools")]
     import manual
 
     manual.write(directory)

@@ -9,7 +9,6 @@ daemon needs no library for it; a test reads it with Prometheus' own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -293,29 +292,3 @@ def _escaped(text: str) -> str:
 
 def _quoted(text: str) -> str:
     return _escaped(text).replace('"', '\\"')
-
-
-_HEAD = """# Metrics
-
-Each daemon serves metrics for Prometheus at `http://127.0.0.1:9747/metrics` (`metrics.port`; the relay's daemon at
-9748, `metrics.relay_port`), and with `metrics.listen: overlay` on the overlay's address, too
-([how](../how-to/look.md#prometheus)). Counters begin anew with each daemon, unless it says otherwise.
-
-This page is generated from the code (`python -m edgelink.api.metrics`).
-
-| metric | kind | labels | meaning | whose daemon |
-|---|---|---|---|---|
-"""
-
-
-def render() -> str:
-    """The page."""
-    rows = []
-    for one in ALL:
-        labels = ", ".join(f"`{label}`" for label in one.labels)
-        rows.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} | {one.where} |")
-    return _HEAD + "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,8 +1,7 @@
-"""Write ``docs/reference/config.md`` from the models: ``python -m edgelink.config.reference > FILE``."""
+"""Make ``docs/reference/config.md`` from the models."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ it, and `edgelink config show` what is in effect.
 State lies in `/var/lib/edgelink` (`EDGELINK_STATE_DIR`), what does not survive a reboot in `/run/edgelink`
 (`EDGELINK_RUNTIME_DIR`).
 
-This page is generated from the models (`python -m edgelink.config.reference`).
+This page is generated (`make reference`).
 """
 
 
@@ -55,7 +54,3 @@ def _default(value: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,4 +1,4 @@
-"""Write ``docs/reference/facts.md`` from the code: ``python -m edgelink.roles.facts_reference > FILE``.
+"""Make ``docs/reference/facts.md`` from the code.
 
 Each kind of daemon is put together as if it were started, in a directory of its own, and its board is asked.
 """
@@ -6,7 +6,6 @@ Each kind of daemon is put together as if it were started, in a directory of its
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.log import configure
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.claims import Life
@@ -35,7 +33,7 @@ _HEAD = """# Facts
 What a daemon knows is on one board: each fact has one writer, and the parts that read it are woken when it has another
 value ([why](../decisions/0039-one-board-of-facts.md)). `edgelink debug board` shows a running daemon's values.
 
-This page is generated from the code (`python -m edgelink.roles.facts_reference`).
+This page is generated (`make reference`).
 """
 
 
@@ -91,8 +89,3 @@ def render() -> str:
             durable = ", on disk first" if row.is_durable else ""
             lines.append(f"| `{row.fact}` | {row.writer}{durable} | {', '.join(row.readers) or 'status and others'} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    configure(quiet=True)
-    sys.stdout.write(render())

@@ -1,13 +1,12 @@
-"""Write ``docs/reference/conditions.md`` from the table: ``python -m edgelink.cli.condition_reference > FILE``."""
+"""Make ``docs/reference/conditions.md`` from the table."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from edgelink.cli.error_reference import reasons
 from edgelink.condition_table import COMMON, KINDS, REFUSED_ENROLMENT, ConditionKind, Place, Reason
+from reference_pages.errors import reasons
 
 _WIDTH = 118
 _HEAD = """# Conditions and reasons
@@ -19,7 +18,7 @@ person has to mend something; *Stopping* at the end. Unknown is what nobody has 
 The sentence says what to do. Scripts may rely on the reasons. *Required on* and *informs on* are kinds of daemon; an
 additional relay is one without the registry.
 
-This page is generated from the code (`python -m edgelink.cli.condition_reference`).
+This page is generated (`make reference`).
 
 | condition | required on | informs on | True means |
 |---|---|---|---|
@@ -75,7 +74,3 @@ def _told(kind: ConditionKind) -> Iterator[str]:
 def _rows(found: Iterable[Reason]) -> Iterator[str]:
     for reason in found:
         yield f"| `{reason.name}` | {reason.status} | {reason.meaning} | {to_do(reason)} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,10 +1,9 @@
-"""Write ``docs/reference/command-line.md`` from the commands: ``python -m edgelink.cli.reference > FILE``."""
+"""Make ``docs/reference/command-line.md`` from the commands."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 
@@ -18,7 +17,7 @@ _HEAD = """# Commands
 `edgelink COMMAND --help` says the same on a terminal. What each [exit status](errors.md#exit-status) means, and what
 `--json` [prints](json.md).
 
-This page is generated from the commands (`python -m edgelink.cli.reference`).
+This page is generated (`make reference`).
 """
 _HOW_TO = {
     "access": "access",
@@ -101,7 +100,3 @@ def _plain(text: str) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,8 +1,7 @@
-"""Write ``docs/reference/doctor.md`` from the checks: ``python -m edgelink.doctor.reference > FILE``."""
+"""Make ``docs/reference/doctor.md`` from the checks."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
 from edgelink.doctor.busy import BUSY_PATIENCE_S
@@ -44,7 +43,7 @@ processors of the machine are busy it has {BUSY_PATIENCE_S:g} s.
 ([how](ports.md#from-outside)). `--from-overlay NODE` adds the check `from-overlay`: this machine tries which ports of
 another node answer it over the overlay ([how](ports.md#from-the-overlay)).
 
-This page is generated from the checks (`python -m edgelink.doctor.reference`).
+This page is generated (`make reference`).
 """
 
 
@@ -60,7 +59,3 @@ def _item(check: Check) -> str:
     told = " ".join((check.__doc__ or "").split()).replace("``", "`")
     item = f"- **`{name_of(check)}`**: {told}"
     return textwrap.fill(item, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,8 +1,7 @@
-"""Write ``docs/reference/training.md`` from the fields: ``python -m edgelink.training.trainer.reference > FILE``."""
+"""Make ``docs/reference/training.md`` from the fields."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ _HEAD = """# Settings of the built-in trainer
 has the `cluster:` section. What stands on the command line wins. Unknown keys and values out of bounds are refused,
 all at once, before anything starts. `edgelink train --help` lists the other options.
 
-This page is generated from the code (`python -m edgelink.training.trainer.reference`).
+This page is generated (`make reference`).
 """
 
 
@@ -40,7 +39,3 @@ def _bounds(metadata: Mapping[str, Any]) -> str:
         if metadata[key] is not None
     ]
     return f" ({', '.join(words)})" if words else ""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,4 +1,4 @@
-"""Write ``docs/reference/mqtt.md`` from the code: ``python -m edgelink.registry.reference > FILE``.
+"""Make ``docs/reference/mqtt.md`` from the code.
 
 Topics and rights come from the table of topics, what is said there from the models of the payloads.
 """
@@ -6,7 +6,6 @@ Topics and rights come from the table of topics, what is said there from the mod
 from __future__ import annotations
 
 import re
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -27,7 +26,7 @@ who is away only what is retained is kept. Payloads are JSON (`edgelink/registry
 {MAX_PAYLOAD_BYTES >> 10} KiB at most, with a `version`. What a node obeys is an *envelope*: the exact text that was
 signed (Ed25519), its kind, and the signature.
 
-This page is generated from the code (`python -m edgelink.registry.reference`).
+This page is generated (`make reference`).
 
 | topic below `edgelink/1/<network id>/` | written by | read by | retained | payload | when |
 |---|---|---|---|---|---|
@@ -174,7 +173,3 @@ def _in_words(kind: Any) -> str:
 
 def _link(model: type[BaseModel]) -> str:
     return f"[{model.__name__}](#{model.__name__.lower()})"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,4 +1,4 @@
-"""Write ``docs/reference/errors.md`` from the code: ``python -m edgelink.cli.error_reference > FILE``.
+"""Make ``docs/reference/errors.md`` from the code.
 
 What an error says, and what it tells people to do, stands where it is raised. It is read from there, without running
 anything: what is filled in at run time is shown as ``…``.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import gc
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import edgelink
 from edgelink.errors import EdgelinkError, ExitCode
 
 _WIDTH = 160
@@ -31,7 +31,7 @@ on them. Messages are not; what differs from case to case is shown here as `…`
 
 *Tried again* means that the daemon goes on trying, and that a script may.
 
-This page is generated from the code (`python -m edgelink.cli.error_reference`).
+This page is generated (`make reference`).
 Symptoms, and which of these they lead to: [troubleshooting](../troubleshooting.md).
 
 ## Exit status
@@ -87,7 +87,7 @@ def parse(text: str) -> ast.Module:
 
 
 @cache
-def reasons(package: Path = Path(__file__).parent.parent) -> dict[str, Reason]:
+def reasons(package: Path = Path(edgelink.__file__).parent) -> dict[str, Reason]:
     """Every reason that an error of ``package`` is raised with, by name."""
     calls: dict[Path, list[ast.Call]] = {}
     definitions: list[ast.ClassDef] = []
@@ -223,7 +223,3 @@ def _plain(text: str) -> str:
     text = re.sub(r"\s+", " ", re.sub(f"{_FILLED_IN}+", _FILLED_IN, text))
     quoted = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<>\[\]])", r"\\\1", part) for part in quoted)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

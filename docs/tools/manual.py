@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import click
+from reference_pages.command_line import commands
 
 from edgelink import __version__
 from edgelink.cli.main import edgelink
-from edgelink.cli.reference import commands
 
 _FILES = {
     "/etc/edgelink/edgelink.yaml": "the configuration; EDGELINK_CONFIG names another one",

@@ -1,0 +1,80 @@
+"""Make ``docs/reference/json.md`` from the types of what `--json` prints."""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+
+from edgelink.api.schema import DOCUMENTS, VERSION
+
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+_HEAD = f"""# What `--json` prints
+
+One JSON document, indented, or, of `ping`, `wait`, `logs` and everything with `--watch`, one a line. The version of
+this schema is {VERSION} (`schema`); it grows when a key is taken away or means something else. Keys may come at any
+time: read those that you know. Commands that are not here print what their own page says.
+
+Where a command fails before it has something to tell, such as without a daemon, the [error](errors.md) is text on
+stderr, as it is without `--json`, and nothing is on stdout.
+
+This page is generated (`make reference`).
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [_HEAD]
+    for kind in all_types():
+        title = kind.__name__ if kind not in DOCUMENTS else (kind.__doc__ or "").rstrip(".")
+        lines += [f"## {title}", ""]
+        if kind not in DOCUMENTS:
+            lines += [str(kind.__doc__), ""]
+        lines += ["| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+    return "\n".join(lines)
+
+
+def all_types() -> list[type]:
+    """The documents, each followed by what it is made of."""
+    found: dict[type, None] = {}
+
+    def add(kind: Any) -> None:
+        if isinstance(kind, type) and hasattr(kind, "__total__"):
+            if kind not in found:
+                found[kind] = None
+                for hint in get_type_hints(kind).values():
+                    add(hint)
+            return
+        for part in get_args(kind):
+            add(part)
+
+    for document in DOCUMENTS:
+        add(document)
+    return list(found)
+
+
+def _rows(kind: type) -> list[str]:
+    rows = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        is_optional = get_origin(hint) is NotRequired
+        annotated = get_args(hint)[0] if is_optional else hint
+        shown, meaning = get_args(annotated)[:2] if get_origin(annotated) is Annotated else (annotated, "")
+        key = f"`{name}`" + (" (not always)" if is_optional else "")
+        rows.append(f"| {key} | {_in_words(shown)} | {meaning} |")
+    return rows
+
+
+def _in_words(kind: Any) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind]
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_words(parts[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(_in_words(part) for part in parts)
+    if origin is Literal:
+        return ", ".join(f'`"{part}"`' for part in parts)
+    if origin is list:
+        return f"list of {_in_words(parts[0])}"
+    if origin is dict:
+        return f"object: {_in_words(parts[1])} by name"
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
