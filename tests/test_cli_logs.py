@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 from click.testing import CliRunner
-from telling import Words, refuses
+from telling import refuses
 from test_cli_report import node  # noqa: F401 - a fixture
 
 from edgelink import log
@@ -25,7 +25,6 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.process.output import Follower
-from edgelink.roles.report_exchange import PAUSE_S
 
 Node = tuple[Paths, dict[str, str]]
 HEAD = {"role": "head", "hostname": "cloud", "overlay_ip": "10.10.0.2", "node_rank": 0, "pid": 4711}
@@ -322,7 +321,9 @@ def test_files_are_followed_without_secrets(here: Node, monkeypatch: pytest.Monk
     assert shown("--ray", "-f", "-n", "0")[-2:] == ["raylet.out: node up", "gcs_server.out: first words"]
 
 
-def test_rays_logs_of_another_node_come_to_the_head(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_logs_of_another_node_come_to_the_head(
+    here: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """That node alone is asked; what it sends is masked here, too."""
     asked: list[dict[str, Any]] = []
     files: dict[str, str] = {"ray/raylet.out": "token=abcdefgh\nup\n", "about.json": "{}"}
@@ -338,6 +339,8 @@ def test_rays_logs_of_another_node_come_to_the_head(here: Node, monkeypatch: pyt
     monkeypatch.setattr(logs, "known_nodes", lambda _paths: peers)
     assert shown("--ray", "1") == ["token=***", "up"]
     assert [body["hostname"] for body in asked] == ["edge-1"]
+    with refuses(UsageError, "edgelink exec edge-1 -- tail", tmp_path / "ray/sessions"):
+        shown("--ray", "1", "-f")
     files["ray/raylet.out"] = "\x1b[36mblue\x1b[0m\tup \x1b]52;c;cm0gLXJm\x07\x9b2J \ud800\r\n"
     assert shown("--ray", "1") == ["blue\tup �]52;c;cm0gLXJm��2J �"], "a worker's words, on root's terminal"
     with pytest.raises(UsageError, match="edge-9"):
@@ -348,87 +351,6 @@ def test_rays_logs_of_another_node_come_to_the_head(here: Node, monkeypatch: pyt
     monkeypatch.setattr(logs, "call", lambda *_: {**HEAD, "role": "edge", "head": {**HEAD}})
     with refuses(UsageError, "edgelink logs --ray", HEAD["hostname"], reason="NotTheHead"):
         shown("--ray", "edge-1")
-
-
-def test_another_nodes_ray_is_followed(here: Node, monkeypatch: pytest.MonkeyPatch, words: Words) -> None:
-    """It is asked no oftener than it answers; what is new is told, masked; a silence is told once, and waited for."""
-    answers: list[dict[str, str] | DaemonNotRunningError] = [
-        {},
-        {},
-        {"ray/raylet.out": "one\ntwo"},
-        {"ray/raylet.out": "one\ntwo\ntoken=abcdefgh"},
-        DaemonNotRunningError("the daemon is started anew"),
-        {"ray/raylet.out": "two\ntoken=abcdefgh\nlast", "ray/gcs_server.out": "gcs is up"},
-        {"ray/raylet.out": "another Ray"},
-    ]
-    waits_s: list[float] = []
-
-    class Clock(SystemClock):
-        def block(self, seconds: float) -> None:
-            waits_s.append(seconds)
-            if not left:
-                raise KeyboardInterrupt
-
-    def stream(*_: object) -> Iterator[dict[str, Any]]:
-        files = left.pop(0)
-        if isinstance(files, DaemonNotRunningError):
-            raise files
-        return iter([{"hostname": "edge-1", "files": files}] if files else [{"missing": ["edge-1"]}])
-
-    left = list(answers)
-    monkeypatch.setattr(logs, "SystemClock", Clock)
-    monkeypatch.setattr(logs, "EventStream", stream)
-    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
-    monkeypatch.setattr(logs, "known_nodes", lambda _paths: [{"hostname": "edge-1", "overlay_ip": "10.10.0.3"}])
-    told = shown("--ray", "edge-1", "-f", "-n", "1")
-    assert [text for text in told if not text.startswith("edgelink: ")] == [
-        "two",
-        "raylet.out: token=***",
-        "raylet.out: last",
-        "gcs_server.out: gcs is up",
-        "raylet.out: another Ray",
-    ]
-    assert [text.split()[1] for text in told if text.startswith("edgelink: ")] == ["edge-1", "the", "raylet.out:"]
-    words("\n".join(told))
-    assert len(waits_s) == len(answers)
-    assert min(waits_s) > PAUSE_S
-
-
-def test_what_cannot_be_waited_for_ends_the_following(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that one may not ask."""
-
-    def stream(*_: object) -> Iterator[dict[str, Any]]:
-        raise UsageError("not yours to ask", reason="PermissionDenied")
-
-    monkeypatch.setattr(logs, "EventStream", stream)
-    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
-    monkeypatch.setattr(logs, "known_nodes", lambda _paths: [{"hostname": "edge-1", "overlay_ip": "10.10.0.3"}])
-    with pytest.raises(UsageError, match="not yours"):
-        shown("--ray", "edge-1", "-f")
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "gained"),
-    [
-        ([], ["a"], ["a"]),
-        (["a"], ["a"], []),
-        (["a", "b"], ["a", "b", "c"], ["c"]),
-        (["x", "x"], ["x", "x", "x"], ["x"]),
-        (["a", "b", "c"], ["b", "c", "d"], ["d"]),  # the file is longer than what is told of it
-        (["a word", "b", "c"], ["ord", "b", "c", "d"], ["d"]),  # cut within a line
-        (["a", "beg"], ["a", "begun", "c"], ["begun", "c"]),
-        (["beg"], ["begun"], ["begun"]),
-        (["whole line"], ["line", "c"], ["c"]),
-        (["a", ""], ["a", "", "b"], ["b"]),
-        (["a", ""], ["a", "b"], None),
-        (["a", "b"], ["c", "d"], None),  # more came than is told of at once, or it is another file
-        (["a", "b", "c"], ["c", "d"], ["d"]),
-        (["a", "b"], ["a"], None),
-        ([""], ["a"], None),
-    ],
-)
-def test_what_the_end_of_a_file_has_gained(before: list[str], now: list[str], gained: list[str] | None) -> None:
-    assert logs.lines_since(before, now) == gained
 
 
 @pytest.mark.parametrize("argv", [("--ray", "--easytier"), ("--easytier", "--since", "1h"), ("--ray", "--json")])

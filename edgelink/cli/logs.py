@@ -8,17 +8,16 @@ import queue
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from edgelink.api.client import DaemonNotRunningError, EventStream
 from edgelink.api.find_node import find
-from edgelink.cli.layout import say
 from edgelink.cli.node_argument import NodeName, known_nodes
 from edgelink.cli.options import Ago, config_option
 from edgelink.cli.patience import call, saying
@@ -29,14 +28,12 @@ from edgelink.config import Paths, load_config
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
 from edgelink.process.output import Follower, read_end
 from edgelink.ray_cluster.local_ray import noted_user_uid
-from edgelink.ray_cluster.temp_dir import ray_log_directory
+from edgelink.ray_cluster.temp_dir import ray_log_directory, sessions_in
 from edgelink.roles.report import RAY_LOGS, hide_secrets, mask
 from edgelink.service import units as service_units
 from edgelink.wording import printable
 
 _LOOK_S = 0.5
-_ASK_LATER_S = 2.0  # than a node may answer: what it was asked too early it does not answer
-_COMES_LATER = ("NoReport", "NoLog", "AskedJustNow", DaemonNotRunningError.reason)
 _THIS_NODE = "."
 _UNIT_DIRECTORIES = tuple(Path(at, "systemd/system") for at in ("/etc", "/run", "/usr/lib", "/lib"))
 _MAX_BYTES = 4 << 20  # of a file
@@ -56,7 +53,7 @@ _OWN_FIELDS = ("timestamp", "level", "event", "component")
     is_flag=False,
     flag_value=_THIS_NODE,
     metavar="[NODE]",
-    help="raylet, GCS and agents of this node; on the head also of NODE, asked over the relay (-f: every half minute)",
+    help="raylet, GCS and agents of this node; on the head also of NODE, asked over the relay",
 )
 @click.option("--json", "as_json", is_flag=True, help="the daemon's lines as they are, JSON")
 @config_option
@@ -341,66 +338,11 @@ def _show_ray(paths: Paths, wanted: str, count: int, config_path: Path | None, *
     require_head(status, "`edgelink logs --ray` of another node")
     hostname = find(wanted, known_nodes(paths))["hostname"]
     if is_following:
-        _follow_other(paths, hostname, count)
-    else:
-        _show_texts(_ray_of_other(paths, hostname), count)
-
-
-def _follow_other(paths: Paths, hostname: str, count: int) -> NoReturn:
-    """Ask again and again, no oftener than a node answers, and show what is new; a node that is away is waited for."""
-    from edgelink.roles.report_exchange import PAUSE_S
-
-    clock = SystemClock()
-    shown: dict[str, list[str]] | None = None
-    problem = ""
-    while True:
-        try:
-            texts = _ray_of_other(paths, hostname)
-        except EdgelinkError as error:
-            if error.condition_reason not in _COMES_LATER:
-                raise
-            if error.message != problem:
-                problem = error.message
-                say(f"{problem}; asked again every half minute")
-        else:
-            problem = ""
-            lines = {name: _told(text).splitlines() for name, text in texts.items()}
-            if shown is None:
-                _show_texts(texts, count)
-            else:
-                _show_new(shown, lines)
-            shown = {**(shown or {}), **lines}
-        clock.block(PAUSE_S + _ASK_LATER_S)
-
-
-def _show_new(shown: Mapping[str, list[str]], lines: Mapping[str, list[str]]) -> None:
-    for name, now in lines.items():
-        found = lines_since(shown.get(name, []), now)
-        if found is None:
-            say(f"{name}: what came in between, if anything, is not told")
-        for line in now if found is None else found:
-            click.echo(f"{name}: {line}")
-
-
-def lines_since(before: Sequence[str], now: Sequence[str]) -> list[str] | None:
-    """What the end of a file has gained since an earlier look at its end; None: the two do not touch. Pure.
-
-    The first line of each may be the end of one, and the last of ``before`` the begin of one, which is told as a whole.
-    """
-    for start in range(len(before)):
-        old, new = before[start:], now[: len(before) - start]
-        if len(new) == len(old) and _is_same(old, new):
-            has_grown = len(new[-1]) > len(old[-1])
-            return list(now[len(old) - has_grown :])
-    return None if before else list(now)
-
-
-def _is_same(old: Sequence[str], new: Sequence[str]) -> bool:
-    """Whether ``new`` is what ``old`` was, its first line cut since, or its last one grown."""
-    has_grown = bool(old[-1]) and new[-1].startswith(old[-1])
-    if len(old) == 1:
-        return bool(new[0]) and (has_grown or old[0].endswith(new[0]))
-    return old[0].endswith(new[0]) and old[1:-1] == new[1:-1] and (has_grown or old[-1] == new[-1])
+        raylet = sessions_in(ray_temp(config_path)) / "session_latest/logs/raylet.out"
+        raise UsageError(
+            "--follow is for the logs of this machine", hint=f"`edgelink exec {hostname} -- tail -F {raylet}`"
+        )
+    _show_texts(_ray_of_other(paths, hostname), count)
 
 
 def _own_names(status: dict[str, Any]) -> set[str]:
