@@ -27,7 +27,6 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.roles import report as report_of_node
 from edgelink.roles.report import collect, mask
-from edgelink.testing.schema import deviations
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -305,7 +304,7 @@ def test_a_script_is_told_what_there_is_and_what_could_not_be_had(
     done = CliRunner().invoke(command, asked, standalone_mode=False)
     assert done.exception is None
     told = json.loads(done.stdout)
-    assert list(deviations(told, schema.Report)) == []
+    schema.Report.model_validate(told)
     output = tmp_path / "night.tar.gz"
     with tarfile.open(output) as archive:
         assert told["files"] == len(archive.getmembers())

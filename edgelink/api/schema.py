@@ -1,19 +1,24 @@
-"""What ``--json`` prints, as types with a meaning each: the one place that tests and the documentation go by.
-
-`make reference` writes the page. :data:`VERSION` grows when a key is taken
-away or means something else; keys that come are no new version, so read what you know and leave the rest.
-"""
+"""What ``--json`` prints, as models with a meaning for each key; tests and the documentation go by them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
-VERSION = 1
+from pydantic import BaseModel, ConfigDict, Field
 
-_Version = Annotated[int, f"of this schema: {VERSION}"]
+from edgelink.api.json_version import VERSION
+
+_Version = Annotated[int, f"of this schema: {VERSION}", Field(alias="schema")]
+_NOT_ALWAYS: Any = None
 
 
-class Condition(TypedDict):
+class Document(BaseModel):
+    """What is written here, and nothing else. A string in ``Annotated`` is the meaning of the key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Condition(Document):
     """An observable fact of a node; [all of them](conditions.md)."""
 
     type: Annotated[str, "its name"]
@@ -24,7 +29,7 @@ class Condition(TypedDict):
     final: Annotated[bool, "no retry can mend it: a person has to act"]
 
 
-class Path(TypedDict):
+class Path(Document):
     """On what way EasyTier reaches another node at this moment."""
 
     hostname: Annotated[str, "of the other node"]
@@ -39,21 +44,21 @@ class Path(TypedDict):
     sent: Annotated[str, "likewise"]
 
 
-class Impact(TypedDict):
+class Impact(Document):
     """What a node that is Degraded still does."""
 
     goes_on: Annotated[list[str], "parts, in words"]
     waits: Annotated[list[str], "likewise"]
 
 
-class Head(TypedDict):
+class Head(Document):
     """The head, as the registry names it."""
 
     hostname: Annotated[str, ""]
     overlay_ip: Annotated[str, ""]
 
 
-class Lease(TypedDict):
+class Lease(Document):
     """A node that holds a lease, as the registry's relay lists it."""
 
     hostname: Annotated[str, ""]
@@ -66,7 +71,7 @@ class Lease(TypedDict):
     paused: Annotated[bool, "the head misses it, and Ray rides through"]
 
 
-class Attempt(TypedDict):
+class Attempt(Document):
     """One start of a run's command."""
 
     number: Annotated[int, "from 1"]
@@ -79,7 +84,7 @@ class Attempt(TypedDict):
     waits_for: Annotated[list[str], "what waits in Ray for room: what it wants, and what there is; empty: nothing"]
 
 
-class Run(TypedDict):
+class Run(Document):
     """The run in progress, else the last one."""
 
     run_id: Annotated[str, ""]
@@ -90,7 +95,7 @@ class Run(TypedDict):
     in_progress: Annotated[bool, ""]
 
 
-class Cluster(TypedDict):
+class Cluster(Document):
     """What the head says of its Ray."""
 
     ray_address: Annotated[str, "address:port in the overlay"]
@@ -98,7 +103,7 @@ class Cluster(TypedDict):
     python_version: Annotated[str, "that Ray runs in"]
 
 
-class Daemon(TypedDict):
+class Daemon(Document):
     """One daemon of this machine; relay and head may share one."""
 
     role: Annotated[Literal["bootstrap", "head", "edge"], "the command that started it"]
@@ -118,23 +123,23 @@ class Daemon(TypedDict):
     node_rank: Annotated[int | None, "in Ray's cluster; null: not in it, or a relay"]
     paths: Annotated[list[Path], "to every other node that EasyTier lists"]
     refused: Annotated[dict[str, int], "messages that were not believed, by reason"]
-    preferred_rank: NotRequired[Annotated[int | None, "of its lease; not on the registry's relay"]]
-    head: NotRequired[Annotated[Head | None, "likewise"]]
-    rtt_ms: NotRequired[
-        Annotated[dict[str, float], "the last ping's round trip by hostname: relays and head; likewise"]
-    ]
-    cluster: NotRequired[Annotated[Cluster | None, "null: the head has not been heard; head and edges"]]
-    has_ray: NotRequired[Annotated[bool, "false: it has no Ray by its configuration (`ray: off`); head and edges"]]
-    ray_auth: NotRequired[Annotated[str | None, "what protects Ray: token, firewall only, none; head and edges"]]
-    run: NotRequired[Annotated[Run | None, "head"]]
-    broker_pid: NotRequired[Annotated[int | None, "the registry's relay"]]
-    nodes: NotRequired[Annotated[list[Lease], "the registry's relay"]]
+    preferred_rank: Annotated[int | None, "of its lease; not on the registry's relay"] = _NOT_ALWAYS
+    head: Annotated[Head | None, "likewise"] = _NOT_ALWAYS
+    rtt_ms: Annotated[dict[str, float], "the last ping's round trip by hostname: relays and head; likewise"] = (
+        _NOT_ALWAYS
+    )
+    cluster: Annotated[Cluster | None, "null: the head has not been heard; head and edges"] = _NOT_ALWAYS
+    has_ray: Annotated[bool, "false: it has no Ray by its configuration (`ray: off`); head and edges"] = _NOT_ALWAYS
+    ray_auth: Annotated[str | None, "what protects Ray: token, firewall only, none; head and edges"] = _NOT_ALWAYS
+    run: Annotated[Run | None, "head"] = _NOT_ALWAYS
+    broker_pid: Annotated[int | None, "the registry's relay"] = _NOT_ALWAYS
+    nodes: Annotated[list[Lease], "the registry's relay"] = _NOT_ALWAYS
 
 
-class Status(TypedDict):
+class Status(Document):
     """`edgelink status --json`"""
 
-    schema: _Version
+    schema_version: _Version
     ready: Annotated[bool, "all daemons of this machine are"]
     daemons: Annotated[list[Daemon], "that answer"]
     silent: Annotated[
@@ -142,7 +147,7 @@ class Status(TypedDict):
     ]
 
 
-class Standing(TypedDict):
+class Standing(Document):
     """How a node that takes part in Ray stands."""
 
     state: Annotated[
@@ -185,7 +190,7 @@ class Node(Standing):
     wrong: Annotated[list[str], "what a person should look at"]
 
 
-class Stranger(TypedDict):
+class Stranger(Document):
     """A node in Ray that is none of this network's."""
 
     overlay_ip: Annotated[str, "its address"]
@@ -197,7 +202,7 @@ class Stranger(TypedDict):
     wrong: Annotated[list[str], "why it is none"]
 
 
-class LeftOut(TypedDict):
+class LeftOut(Document):
     """A node that the run in progress did not ask for."""
 
     hostname: Annotated[str, ""]
@@ -205,7 +210,7 @@ class LeftOut(TypedDict):
     overlay_ip: Annotated[str, ""]
 
 
-class Totals(TypedDict):
+class Totals(Document):
     """Of the nodes that are alive in Ray."""
 
     enrolled: Annotated[int, "nodes that take part in Ray, alive or not"]
@@ -215,10 +220,10 @@ class Totals(TypedDict):
     cpus: Annotated[float, ""]
 
 
-class Nodes(TypedDict):
+class Nodes(Document):
     """`edgelink nodes --json` on the head"""
 
-    schema: _Version
+    schema_version: _Version
     nodes: Annotated[list[Node], "by rank"]
     edges_open_to: Annotated[
         Literal["all", "members", "head"],
@@ -229,7 +234,7 @@ class Nodes(TypedDict):
     totals: Annotated[Totals, ""]
 
 
-class Member(TypedDict):
+class Member(Document):
     """A member of the network, as the relay or an edge knows it."""
 
     hostname: Annotated[str | None, "null: this machine, which has not joined"]
@@ -249,14 +254,14 @@ class Member(TypedDict):
     loses_full_packets: Annotated[bool | None, ""]
 
 
-class Members(TypedDict):
+class Members(Document):
     """`edgelink nodes --json` on the relay and on edges"""
 
-    schema: _Version
+    schema_version: _Version
     members: Annotated[list[Member], "this machine first"]
 
 
-class Probe(TypedDict):
+class Probe(Document):
     """`edgelink ping --json`, one line a ping"""
 
     event: Annotated[Literal["probe"], ""]
@@ -275,10 +280,10 @@ class Probe(TypedDict):
     loses_full_packets: Annotated[bool | None, ""]
 
 
-class PingSummary(TypedDict):
+class PingSummary(Document):
     """`edgelink ping --json`, the last line"""
 
-    schema: _Version
+    schema_version: _Version
     event: Annotated[Literal["summary"], ""]
     hostname: Annotated[str, ""]
     overlay_ip: Annotated[str, ""]
@@ -292,7 +297,7 @@ class PingSummary(TypedDict):
     ways: Annotated[list[str], "in words, each time that it changed"]
 
 
-class Check(TypedDict):
+class Check(Document):
     """One question about this machine, answered."""
 
     check: Annotated[str, "its name; stable"]
@@ -306,17 +311,17 @@ class Check(TypedDict):
     remedy: Annotated[str, "what to do; may be empty"]
 
 
-class Away(TypedDict):
+class Away(Document):
     """`status --watch` and `nodes --watch`, while no daemon answers."""
 
-    schema: _Version
+    schema_version: _Version
     error: Annotated[str, "who does not, for people"]
 
 
-class Doctor(TypedDict):
+class Doctor(Document):
     """`edgelink doctor --json`"""
 
-    schema: _Version
+    schema_version: _Version
     ok: Annotated[bool, "nothing failed"]
     checks: Annotated[list[Check], ""]
 
@@ -341,27 +346,27 @@ class Awaited(Standing):
     ray_known: Annotated[bool, "whether anybody can say who is alive in Ray"]
 
 
-class Waiting(TypedDict):
+class Waiting(Document):
     """`edgelink wait --json`, one line a change"""
 
     event: Annotated[Literal["waiting"], ""]
-    message: NotRequired[Annotated[str, "of `--for ready`: what the daemon waits for; empty: nothing more"]]
-    nodes: NotRequired[Annotated[list[Awaited], "of the other goals; so are the next two"]]
-    left_s: NotRequired[Annotated[float, "until the deadline"]]
-    notes: NotRequired[Annotated[list[str], "what else is wrong with the cluster"]]
+    message: Annotated[str, "of `--for ready`: what the daemon waits for; empty: nothing more"] = _NOT_ALWAYS
+    nodes: Annotated[list[Awaited], "of the other goals; so are the next two"] = _NOT_ALWAYS
+    left_s: Annotated[float, "until the deadline"] = _NOT_ALWAYS
+    notes: Annotated[list[str], "what else is wrong with the cluster"] = _NOT_ALWAYS
 
 
-class Waited(TypedDict):
+class Waited(Document):
     """`edgelink wait --json`, the last line; if it is too late, an error on stderr and exit status 75 instead"""
 
     event: Annotated[Literal["done"], ""]
-    totals: NotRequired[Annotated[dict[str, float], "nodes, gpus and cpus that are alive in Ray"]]
+    totals: Annotated[dict[str, float], "nodes, gpus and cpus that are alive in Ray"] = _NOT_ALWAYS
 
 
-class Dashboard(TypedDict):
+class Dashboard(Document):
     """`edgelink dashboard --json`"""
 
-    schema: _Version
+    schema_version: _Version
     url: Annotated[str, "of the page, with what logs one browser in; a secret while nobody has used it"]
     overlay_url: Annotated[str | None, "the same over the overlay; null: it does not listen there"]
     lives_s: Annotated[float, "how long the link may wait to be used"]
@@ -373,17 +378,17 @@ class Dashboard(TypedDict):
     ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
 
 
-class LoggedOut(TypedDict):
+class LoggedOut(Document):
     """`edgelink dashboard --log-out --json`"""
 
-    schema: _Version
+    schema_version: _Version
     logged_out: Annotated[bool, "always true: no browser is logged in any more, and no link that was made before works"]
 
 
-class Report(TypedDict):
+class Report(Document):
     """`edgelink report --json`"""
 
-    schema: _Version
+    schema_version: _Version
     path: Annotated[str, "of the bundle, absolute"]
     bytes: Annotated[int, "its size"]
     files: Annotated[int, "in it"]
@@ -394,7 +399,7 @@ class Report(TypedDict):
     daemon_error: Annotated[str | None, "why no daemon of this machine told of itself; null: one did"]
 
 
-class Unit(TypedDict):
+class Unit(Document):
     """One daemon's unit; systemd's word is empty, or 0, where systemd does not run."""
 
     unit: Annotated[str, "its name"]
@@ -412,10 +417,10 @@ class Unit(TypedDict):
     exit_status: Annotated[int, "with which it ended last"]
 
 
-class Service(TypedDict):
+class Service(Document):
     """`edgelink service status --json`"""
 
-    schema: _Version
+    schema_version: _Version
     well: Annotated[bool, "installed, and all units are active"]
     is_booted: Annotated[bool, "systemd runs here"]
     units: Annotated[list[Unit], "of the installed daemons"]
@@ -425,23 +430,25 @@ class Service(TypedDict):
     config_error: Annotated[str | None, "why an installed daemon could not use the configuration as it is now"]
 
 
-class LogLine(TypedDict):
+class LogLine(Document):
     """`edgelink logs --json`, one line an event; with fields of its own beside these"""
+
+    model_config = ConfigDict(extra="allow")
 
     timestamp: Annotated[str, "ISO 8601"]
     level: Annotated[str, "debug, info, warning, error"]
     event: Annotated[str, "its name, such as `node.condition`; of systemd's own lines their text"]
-    component: NotRequired[Annotated[str, "what part of the daemon says so"]]
+    component: Annotated[str, "what part of the daemon says so"] = _NOT_ALWAYS
 
 
-class EasyTier(TypedDict):
+class EasyTier(Document):
     """The easytier-core that the configuration or PATH leads to."""
 
     version: Annotated[str, ""]
     core: Annotated[str, "its path"]
 
 
-class Ray(TypedDict):
+class Ray(Document):
     """The interpreter that Ray runs in, as `ray.python` or PATH says."""
 
     version: Annotated[str, "of Ray"]
@@ -450,10 +457,10 @@ class Ray(TypedDict):
     packages: Annotated[dict[str, str], "versions of those that have to match the head's"]
 
 
-class Version(TypedDict):
+class Version(Document):
     """`edgelink version --json`"""
 
-    schema: _Version
+    schema_version: _Version
     edgelink: Annotated[str, "the version of EdgeLink"]
     python: Annotated[str, "version of the Python that EdgeLink runs on"]
     interpreter: Annotated[str, "its path"]
@@ -465,7 +472,7 @@ class Version(TypedDict):
     problems: Annotated[dict[str, str], "by `config`, `easytier` or `ray`: why it is null, and what to do"]
 
 
-DOCUMENTS: tuple[type, ...] = (
+DOCUMENTS: tuple[type[Document], ...] = (
     Status,
     Nodes,
     Members,

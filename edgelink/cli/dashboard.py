@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import call

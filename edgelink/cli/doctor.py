@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import UNLIMITED, columns
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import config_option, json_option

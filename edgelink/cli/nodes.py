@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import call, call_here
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli import members
 from edgelink.cli.condition_lines import MARKS, coloured
 from edgelink.cli.layout import columns, table, wrapped

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import DaemonNotRunningError, call_here
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import columns, say, wrapped
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, json_option

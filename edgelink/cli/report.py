@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns, say
 from edgelink.cli.logs import ray_temp

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import tell
 from edgelink.cli.options import Group, config_option, json_option, timeout_option
 from edgelink.errors import ExitCode

@@ -19,7 +19,7 @@ from edgelink.api.client import (
     how_to_start,
     without_socket,
 )
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.condition_lines import REQUIRED, hanging, marked, note, weight_among
 from edgelink.cli.layout import columns, cut, wrapped
 from edgelink.cli.options import json_option

@@ -25,12 +25,12 @@ def _found() -> dict[str, Any]:
     import platform
     import sys
 
-    from edgelink.api import schema
+    from edgelink.api.json_version import VERSION
     from edgelink.registry.database import SCHEMA_VERSION
     from edgelink.registry.payloads import PROTOCOL_VERSION
 
     return {
-        "schema": schema.VERSION,
+        "schema": VERSION,
         "edgelink": __version__,
         "python": platform.python_version(),
         "interpreter": sys.executable,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.api.schema import VERSION
+from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import UNLIMITED, can_be_redrawn, columns, wrapped
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode

@@ -1,11 +1,15 @@
-"""Make ``docs/reference/json.md`` from the types of what `--json` prints."""
+"""Make ``docs/reference/json.md`` from the models of what `--json` prints."""
 
 from __future__ import annotations
 
 import types
-from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+from itertools import starmap
+from typing import Any, Literal, Union, get_args, get_origin
 
-from edgelink.api.schema import DOCUMENTS, VERSION
+from pydantic.fields import FieldInfo
+
+from edgelink.api.json_version import VERSION
+from edgelink.api.schema import DOCUMENTS, Document
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 _HEAD = f"""# What `--json` prints
@@ -29,21 +33,19 @@ def render() -> str:
         lines += [f"## {title}", ""]
         if kind not in DOCUMENTS:
             lines += [str(kind.__doc__), ""]
-        lines += ["| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+        lines += ["| key | type | meaning |", "|---|---|---|", *starmap(_row, kind.model_fields.items()), ""]
     return "\n".join(lines)
 
 
-def all_types() -> list[type]:
+def all_types() -> list[type[Document]]:
     """The documents, each followed by what it is made of."""
-    found: dict[type, None] = {}
+    found: dict[type[Document], None] = {}
 
     def add(kind: Any) -> None:
-        if isinstance(kind, type) and hasattr(kind, "__total__"):
-            if kind not in found:
-                found[kind] = None
-                for hint in get_type_hints(kind).values():
-                    add(hint)
-            return
+        if isinstance(kind, type) and issubclass(kind, Document) and kind not in found:
+            found[kind] = None
+            for field in kind.model_fields.values():
+                add(field.annotation)
         for part in get_args(kind):
             add(part)
 
@@ -52,23 +54,16 @@ def all_types() -> list[type]:
     return list(found)
 
 
-def _rows(kind: type) -> list[str]:
-    rows = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        is_optional = get_origin(hint) is NotRequired
-        annotated = get_args(hint)[0] if is_optional else hint
-        shown, meaning = get_args(annotated)[:2] if get_origin(annotated) is Annotated else (annotated, "")
-        key = f"`{name}`" + (" (not always)" if is_optional else "")
-        rows.append(f"| {key} | {_in_words(shown)} | {meaning} |")
-    return rows
+def _row(name: str, field: FieldInfo) -> str:
+    key = f"`{field.alias or name}`" + ("" if field.is_required() else " (not always)")
+    meaning = next((each for each in field.metadata if isinstance(each, str)), "")
+    return f"| {key} | {_in_words(field.annotation)} | {meaning} |"
 
 
 def _in_words(kind: Any) -> str:
     if kind in _WORDS:
         return _WORDS[kind]
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _in_words(parts[0])
     if origin in (Union, types.UnionType):
         return " or ".join(_in_words(part) for part in parts)
     if origin is Literal:
