@@ -19,7 +19,8 @@ from edgelink.lab.lab import Lab
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.state import LabState
 from edgelink.lab.topology import build_topology
-from edgelink.lab.wan import WanConditions, losses, netem, quantity, tbf
+from edgelink.lab.wan import losses, netem, tbf
+from edgelink.lab.wan_conditions import WanConditions, quantity
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from edgelink.lab.processes import (
 )
 from edgelink.lab.state import LAB_ROOT, LabState, locked_lab, locked_root
 from edgelink.lab.topology import RELAY, LabNode, Link, NodeKind, Topology, build_topology
+from edgelink.lab.wan_conditions import WanConditions
 from edgelink.process.becoming import become
 from edgelink.process.identity import marked_pids
 
@@ -85,7 +86,7 @@ class Lab:
         """
         namespaces.check_prerequisites()
         topology = build_topology(edges, direct=direct, spare_uplinks=spare_uplinks, nat=nat, relays=relays)
-        of_edges = wan.WanConditions().changed(wan_conditions or {})
+        of_edges = WanConditions().changed(wan_conditions or {})
         with locked_root():
             if self._exists():
                 raise LabError(f"lab {self.name} is already there", hint="`edgelink lab down` removes it")
@@ -93,7 +94,7 @@ class Lab:
             file = node_files.node_config(ray_python=ray_python, accelerators=accelerators, overrides=config)
             try:
                 self._build(topology, state, file)
-                if of_edges != wan.WanConditions():
+                if of_edges != WanConditions():
                     state.wan = {node.name: of_edges for node in topology.nodes if node.kind is NodeKind.EDGE}
                     wan.apply(self, state)
                     state.save(self._state_file)
@@ -351,7 +352,7 @@ class Lab:
         """Make the ways of machines to the internet long, lossy or narrow; what ``texts`` does not name stays.
 
         Args:
-            texts: "rtt", "jitter", "loss", "rate", with their units; see :class:`edgelink.lab.wan.WanConditions`.
+            texts: "rtt", "jitter", "loss", "rate", with their units; see :class:`WanConditions`.
 
         Returns:
             By machine, its conditions in words; empty where its way adds nothing.
@@ -365,11 +366,11 @@ class Lab:
             for node in nodes:
                 if self.topology.node(node).is_router:
                     raise LabError(f"lab node {node} is a router", hint="name the machine behind it")
-                state.wan[node] = state.wan.get(node, wan.WanConditions()).changed(texts)
+                state.wan[node] = state.wan.get(node, WanConditions()).changed(texts)
             try:
                 self._apply_wan(state)
             except BaseException:
-                state.wan = {node: before.get(node, wan.WanConditions()) for node in state.wan}
+                state.wan = {node: before.get(node, WanConditions()) for node in state.wan}
                 with contextlib.suppress(LabError, MissingDependencyError):  # the reason is told already
                     self._apply_wan(state)
                 raise

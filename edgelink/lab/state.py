@@ -13,7 +13,7 @@ from pathlib import Path
 from edgelink.errors import LabError
 from edgelink.files import private_directory, write_atomic
 from edgelink.lab.processes import PinnedProcess
-from edgelink.lab.wan import WanConditions
+from edgelink.lab.wan_conditions import WanConditions
 
 LAB_ROOT = Path("/var/tmp/edgelink-lab")  # noqa: S108 -- 0700 and ours, checked below; survives a reboot's /tmp cleaning
 LOCK_NAME = ".lock"  # and, with an ending, the slots of :mod:`edgelink.lab.ray_slots`

@@ -9,104 +9,52 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edgelink.errors import LabError, MissingDependencyError
 from edgelink.files import write_atomic
 from edgelink.lab.delayer import QUEUE
 from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.state import LabState
 from edgelink.lab.topology import INTERNET, Link, Topology
-
-if TYPE_CHECKING:
-    from edgelink.lab.lab import Lab
-    from edgelink.lab.state import LabState
+from edgelink.lab.wan_conditions import WanConditions
 
 _DELAYER = Path(__file__).with_name("delayer.py")
-_MAX_RTT_MS = 10_000.0
-_RATES_MBIT = (0.05, 10_000.0)
 _QUEUE_MS = 100.0  # what a narrow link keeps waiting before it drops, about what routers of the Internet do
 _LOST_OF = 1_000_000_000  # so many: a share is as exact as netem's, which has 32 bits
 _NETEM_PACKETS = 100_000  # netem's own limit counts those on their way, too
-_QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|s|%|kbit|mbit|gbit)")
-_UNITS = {
-    "rtt": {"ms": 1.0, "s": 1000.0},
-    "jitter": {"ms": 1.0, "s": 1000.0},
-    "loss": {"%": 1.0},
-    "rate": {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0},
-}
-_FIELDS = {"rtt": "rtt_ms", "jitter": "jitter_ms", "loss": "loss_percent", "rate": "rate_mbit"}
 
 
-@dataclass(frozen=True)
-class WanConditions:
-    """What a machine's way to the internet adds.
+class Nodes(Protocol):
+    """The lab, as far as links are made in it."""
 
-    Attributes:
-        rtt_ms: to the round trip.
-        jitter_ms: by how much the round trip varies, up and down, evenly; packets keep their order.
-        loss_percent: of the packets, in each direction.
-        rate_mbit: in each direction, as a link's bits on the wire; None: as fast as the machine.
-    """
+    @property
+    def topology(self) -> Topology:
+        """The machines and their links."""
 
-    rtt_ms: float = 0.0
-    jitter_ms: float = 0.0
-    loss_percent: float = 0.0
-    rate_mbit: float | None = None
+    @property
+    def directory(self) -> Path:
+        """Where the lab's files lie."""
 
-    def __post_init__(self) -> None:
-        low, high = _RATES_MBIT
-        rules = (
-            (0 <= self.rtt_ms <= _MAX_RTT_MS, f"a round trip of {self.rtt_ms:g} ms", f"0 to {_MAX_RTT_MS:g} ms"),
-            (0 <= self.jitter_ms <= self.rtt_ms, f"a jitter of {self.jitter_ms:g} ms", "at most the round trip"),
-            (0 <= self.loss_percent <= 100, f"a loss of {self.loss_percent:g} %", "0 to 100 %"),
-            (
-                self.rate_mbit is None or low <= self.rate_mbit <= high,
-                f"a rate of {self.rate_mbit} Mbit/s",
-                f"{low:g} to {high:g} Mbit/s",
-            ),
-        )
-        for is_right, what, allowed in rules:
-            if not is_right:
-                raise LabError(f"a link cannot have {what}", hint=f"possible: {allowed}")
+    def node_directory(self, node: str) -> Path:
+        """Where a node's files lie."""
 
-    def changed(self, texts: Mapping[str, str | None]) -> WanConditions:
-        """With what people wrote, such as ``{"rtt": "80ms", "loss": "1%", "rate": "20mbit"}``; None stays as it is.
+    def exec(
+        self, node: str, argv: list[str], *, capture: bool, cwd: Path, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node."""
 
-        Raises LabError; ``rate`` may be "none".
-        """
-        values = {_FIELDS[name]: quantity(name, text) for name, text in texts.items() if text is not None}
-        return replace(self, **values)  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        parts = [f"rtt +{self.rtt_ms:g} ms"] if self.rtt_ms else []
-        parts += [f"jitter {self.jitter_ms:g} ms"] if self.jitter_ms else []
-        parts += [f"loss {self.loss_percent:g} %"] if self.loss_percent else []
-        parts += [f"{self.rate_mbit:g} Mbit/s"] if self.rate_mbit is not None else []
-        return ", ".join(parts)
+    def popen(self, node: str, argv: list[str], log: Path, *, stdout: int) -> subprocess.Popen[bytes]:
+        """Start a command on a node."""
 
 
-def quantity(name: str, text: str) -> float | None:
-    """A number in milliseconds, percent or Mbit/s; None for a rate of "none". Raises LabError."""
-    if name == "rate" and text == "none":
-        return None
-    units = _UNITS[name]
-    if text == "0":
-        return 0.0
-    found = _QUANTITY.fullmatch(text.strip().lower())
-    if found is None or found["unit"] not in units:
-        raise LabError(f"--{name} {text}: not a number with its unit", hint=f"write {name} as 20{next(iter(units))}")
-    return float(found["number"]) * units[found["unit"]]
-
-
-def apply(lab: Lab, state: LabState) -> None:
+def apply(lab: Nodes, state: LabState) -> None:
     """Make the links as ``state.wan`` says, whatever they were; the caller holds the lock and saves the state.
 
     Raises:
@@ -185,7 +133,7 @@ def _lost(percent: float) -> str:
     return "" if lost >= _LOST_OF else f"numgen random mod {_LOST_OF} < {lost} "
 
 
-def _delay(lab: Lab, state: LabState, links: Mapping[Link, WanConditions]) -> None:
+def _delay(lab: Nodes, state: LabState, links: Mapping[Link, WanConditions]) -> None:
     long = {link.far.device: conditions for link, conditions in links.items() if conditions.rtt_ms}
     delays = {device: [found.rtt_ms / 2, found.jitter_ms / 2] for device, found in long.items()}
     write_atomic(lab.directory / "delays.json", json.dumps(delays))  # the delayer may be reading it
@@ -200,7 +148,7 @@ def _delay(lab: Lab, state: LabState, links: Mapping[Link, WanConditions]) -> No
     _run(lab, INTERNET, ["iptables-restore", "--table", "mangle"], f"*mangle\n:FORWARD ACCEPT\n{rules}COMMIT\n")
 
 
-def _start_delayer(lab: Lab) -> PinnedProcess:
+def _start_delayer(lab: Nodes) -> PinnedProcess:
     argv = [sys.executable, "-I", "-S", str(_DELAYER), str(lab.directory / "delays.json")]
     log = lab.node_directory(INTERNET) / "delayer.log"
     child = lab.popen(INTERNET, argv, log, stdout=subprocess.PIPE)
@@ -225,13 +173,13 @@ def _check_programs() -> None:
         )
 
 
-def _has_netem(lab: Lab) -> bool:
+def _has_netem(lab: Nodes) -> bool:
     tried = lab.exec(INTERNET, ["tc", "qdisc", "replace", "dev", "lo", "root", "netem"], capture=True, cwd=Path("/"))
     lab.exec(INTERNET, ["tc", "qdisc", "del", "dev", "lo", "root"], capture=True, cwd=Path("/"))
     return tried.returncode == 0
 
 
-def _shape(lab: Lab, node: str, device: str, length: list[str], rate: list[str]) -> None:
+def _shape(lab: Nodes, node: str, device: str, length: list[str], rate: list[str]) -> None:
     """Both, in place where they are already: what is on its way stays on it. The narrow part is behind the long one."""
     # A handle is of one kind and place for ever: the kernel refuses another kind by the same.
     outer, inner = (("1:", length), ("2:", rate)) if length else (("3:", rate), ("", []))
@@ -243,7 +191,7 @@ def _shape(lab: Lab, node: str, device: str, length: list[str], rate: list[str])
             lab.exec(node, ["tc", "qdisc", "del", *where], capture=True, cwd=Path("/"))
 
 
-def _run(lab: Lab, node: str, argv: list[str], script: str | None = None) -> None:
+def _run(lab: Nodes, node: str, argv: list[str], script: str | None = None) -> None:
     told: subprocess.CompletedProcess[str] = lab.exec(node, argv, capture=True, stdin=script, cwd=Path("/"))
     if told.returncode != 0:
         raise LabError(f"lab node {node}: {' '.join(argv)}: {told.stderr.strip()}", hint="does the kernel have it?")

@@ -6,9 +6,10 @@ Pure: no Ray, no RLinf.
 
 from edgelink.placement.components import Packed
 from edgelink.placement.early import check_before_waiting
+from edgelink.placement.groups import Group, Placement
 from edgelink.placement.load import load_cluster_file
 from edgelink.placement.nodes import Driver, Node, load_nodes_file
-from edgelink.placement.plans import Group, Placement, Plan
+from edgelink.placement.plans import Plan
 from edgelink.placement.problems import InvalidClusterError, Notice, Problem, Stage
 from edgelink.placement.resolve import plan
 from edgelink.placement.rlinf_rules import RLINF_0_3, RlinfRules, rlinf_rules

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from edgelink.placement.grammar import NOTHING_THERE, OUT_OF_RANGE, first_process_rank, parse_placement
+from edgelink.placement.groups import ACCELERATOR, Group, Placement
 from edgelink.placement.nodes import Node
-from edgelink.placement.plans import ACCELERATOR, Group, Placement
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
 from edgelink.wording import few
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgelink.placement.grammar import span
+from edgelink.placement.groups import ACCELERATOR
 from edgelink.placement.interpreters import FIX, RULE, wanted_of
 from edgelink.placement.nodes import Driver, Node
-from edgelink.placement.plans import ACCELERATOR
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
 from edgelink.placement.robots import Robot, count_robots
 from edgelink.placement.sections import ClusterSection, GroupSection

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from edgelink.placement.groups import Group, Placement
 from edgelink.placement.nodes import Driver, Node
-from edgelink.placement.plans import Group, Placement
 from edgelink.placement.profiling import Profiling
 from edgelink.placement.rlinf_rules import RlinfRules
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
-from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
+from edgelink.placement.groups import ACCELERATOR, Group, Placement
+from edgelink.placement.plans import Plan
 from edgelink.wording import few
 
 _WHOLE_NODE = "whole node"

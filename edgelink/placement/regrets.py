@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from edgelink.placement.components import Component
 from edgelink.placement.grammar import span
-from edgelink.placement.plans import ACCELERATOR, Group, Placement
+from edgelink.placement.groups import ACCELERATOR, Group, Placement
 from edgelink.placement.problems import Findings
 from edgelink.placement.sections import ClusterSection
 from edgelink.wording import few

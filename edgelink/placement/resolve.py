@@ -9,8 +9,9 @@ from edgelink.placement.components import Labels, Packed, place_component, read_
 from edgelink.placement.discover import discover
 from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
+from edgelink.placement.groups import ACCELERATOR, Group, Placement
 from edgelink.placement.nodes import Driver, Node, as_driver, as_node, describe
-from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
+from edgelink.placement.plans import Plan
 from edgelink.placement.problems import Findings, InvalidClusterError, RuleBrokenError, Stage
 from edgelink.placement.profiling import Profiling
 from edgelink.placement.regrets import note_regrets
