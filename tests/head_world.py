@@ -55,13 +55,13 @@ class Head:
 
     def enrol(self, *entries: DirectoryEntry) -> None:
         give(self.node.board, directory=Directory(network_id="n", epoch=1, entries=entries))
-        self.runs.show_nodes_ready()
+        self.runs.standing.show_nodes_ready()
 
     def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:
         return self.requests.stream(caller, {"cluster": None, "timeout_s": 600.0, **body})
 
     def ranks(self) -> dict[str, int]:
-        return {entry.hostname: rank for entry, rank in self.runs.ranks()}
+        return {entry.hostname: rank for entry, rank in self.runs.roster.ranks()}
 
     def nodes_ready(self) -> str:
         return self.node.conditions.get("NodesReady").reason

@@ -112,9 +112,9 @@ def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: W
         return [row["health"] for row in starting.feed.newest["nodes"].values() if row["hostname"].startswith("edge")]
 
     world.statuses.clear()
-    world.runs.members = []
+    world.runs.roster.members = []
     assert healths() == ["coming", "coming"]
-    world.runs.members = world.members
+    world.runs.roster.members = world.members
     assert healths() == ["ok", "coming"]
     pretend(world.node.board, phase=Phase.READY)
     assert healths() == ["ok", "away"]

@@ -46,7 +46,9 @@ async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_ru
             ("edge-1", True),
             ("edge-3", False),
         ]
-        assert [found.hostname for found, _ in head.runs.gang.publishable()] == ["cloud", "edge-1"], "2 is edge-2's yet"
+        assert [found.hostname for found, _ in head.runs.roster.publishable()] == ["cloud", "edge-1"], (
+            "2 is edge-2's yet"
+        )
         (note,) = waiting["notes"]
         assert "edge-2" in note
         words(note)
@@ -54,11 +56,11 @@ async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_ru
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"]), "but two are alive with rank 2"
         head.runs.ray_members_changed(MEMBERS[:2])
-        assert head.runs.gang.publishable() == head.runs.ranks()
+        assert head.runs.roster.publishable() == head.runs.roster.ranks()
         head.runs.ray_members_changed([*MEMBERS[:2], member("10.10.0.5", 2)])
         granted = await first(events, "granted")
         assert [node["hostname"] for node in granted["nodes"]] == ["cloud", "edge-1", "edge-3"]
-        assert [left_out.hostname for left_out in head.runs.gang.left_out()] == ["edge-2"]
+        assert [left_out.hostname for left_out in head.runs.roster.left_out()] == ["edge-2"]
     assert head.ranks() == ALL
 
 

@@ -108,7 +108,7 @@ async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: Wor
     since_s = world.clock.monotonic_s()
     await world.clock.advance(130.0)
     give(world.node.board, paused={EDGE_1.node_id: Pause(since_s, "echo and registry")})
-    world.runs.show_nodes_ready()
+    world.runs.standing.show_nodes_ready()
     found = await world.view.list(ROOT, {})
     schema.Nodes.model_validate(json.loads(json.dumps({"schema": 1, **found})))
     row = (await world.rows())["edge-1"]
@@ -149,7 +149,7 @@ def test_nobody_is_paused_while_ray_lists_nobody(world: World) -> None:
     give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")})
     world.runs.ray_members_changed([])
     assert world.nodes_ready() == "NodesMissing"
-    assert [node.state for node in world.runs.nodes() if node.hostname == "edge-1"] == ["silent"]
+    assert [node.state for node in world.runs.standing.nodes() if node.hostname == "edge-1"] == ["silent"]
 
 
 def test_who_was_switched_off_is_missed_although_ray_has_not_noticed_yet(world: World) -> None:
@@ -158,9 +158,9 @@ def test_who_was_switched_off_is_missed_although_ray_has_not_noticed_yet(world: 
     assert world.nodes_ready() == "AllAlive"
     world.tell(EDGE_1.node_id, online=False, phase="Stopping")
     give(world.node.board, stopped=frozenset({EDGE_1.node_id}))
-    world.runs.show_nodes_ready()
+    world.runs.standing.show_nodes_ready()
     assert world.nodes_ready() == "NodesMissing"
-    assert [node.state for node in world.runs.nodes() if node.hostname == "edge-1"] == ["off"]
+    assert [node.state for node in world.runs.standing.nodes() if node.hostname == "edge-1"] == ["off"]
 
 
 async def test_an_edge_that_is_too_old_to_close_anything_is_named(world: World) -> None:

@@ -44,7 +44,7 @@ def head(tmp_path: Path) -> Head:
 
 def test_nodes_ready_follows_the_directory_too(head: Head) -> None:
     """Somebody who enrols is missing at once, though nothing has changed in Ray."""
-    head.runs.show_nodes_ready()
+    head.runs.standing.show_nodes_ready()
     assert head.nodes_ready() == "DirectoryNotSeen"
     head.enrol(CLOUD)
     assert head.nodes_ready() == "NodesMissing"
@@ -440,7 +440,7 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
     cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
 
     def known() -> list[bool]:
-        return [node.ray_known for node in head.runs.nodes()]
+        return [node.ray_known for node in head.runs.standing.nodes()]
 
     assert known() == [False, False]
     head.runs.ray_members_changed([cloud])

@@ -60,7 +60,7 @@ class World(Head):
         table = self.node.board.facts.statuses
         self.statuses.update({one.node_id: one for one in told})
         give(self.node.board, statuses=replace(table, rows=self.statuses, revision=table.revision + 1))
-        self.runs.show_nodes_ready()
+        self.runs.standing.show_nodes_ready()
 
     async def rows(self) -> dict[str, dict[str, Any]]:
         return {row["hostname"]: row for row in (await self.node.nodes.list(ROOT, {}))["nodes"]}

@@ -58,11 +58,11 @@ class ClusterRay:
         self._ray.require_enabled()
         await require_ray_user(caller, self._ray)
         with nullcontext() if body.get("force") else self._runs.lock.held_by(caller):
-            before = {node.node_rank: node.ray_node_id for node in self._runs.nodes()}
+            before = {node.node_rank: node.ray_node_id for node in self._runs.standing.nodes()}
             rank = self._wish_restart(body.get("node"))
 
             def rows() -> list[NodeReadiness]:
-                asked = [node for node in self._runs.nodes() if _is_asked(node, rank, before)]
+                asked = [node for node in self._runs.standing.nodes() if _is_asked(node, rank, before)]
                 return [renewed(node, before) for node in asked]
 
             hint = "what is named goes on by itself; `edgelink status` there says what it waits for"
@@ -71,7 +71,7 @@ class ClusterRay:
                 rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, hint=hint
             ):
                 yield report
-            others = [node for node in self._runs.nodes() if not _is_asked(node, rank, before)]
+            others = [node for node in self._runs.standing.nodes() if not _is_asked(node, rank, before)]
             yield {"event": "done", "absent": [node.hostname for node in others] if rank is None else []}
 
     async def want(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class ClusterRay:
     def _wish_restart(self, name: str | None) -> int | None:
         """The rank of the node whose Ray is to be a new one; None: everybody's."""
         wishes, own = self._ray.wishes, self._node.key.node_id
-        entries = {entry.node_id: (entry, rank) for entry, rank in self._runs.ranks()}
+        entries = {entry.node_id: (entry, rank) for entry, rank in self._runs.roster.ranks()}
         named = [node_id for node_id, (entry, _) in entries.items() if name in (node_id, entry.hostname)]
         if name is not None and not named:
-            if any(name in (entry.node_id, entry.hostname) for entry in self._runs.without_ray()):
+            if any(name in (entry.node_id, entry.hostname) for entry in self._runs.roster.without_ray()):
                 raise UsageError(
                     f"{name} has {NO_RAY_IN_WORDS}",
                     hint="take `ray: off` out of its configuration, and start its daemon anew",
@@ -130,7 +130,7 @@ class ClusterRay:
                 nonlocal seen
                 # Once the head's Ray has ended nobody can be asked any more: what was seen last holds.
                 if self._is_running:
-                    seen = [stopped(node) for node in self._runs.nodes()]
+                    seen = [stopped(node) for node in self._runs.standing.nodes()]
                 else:
                     seen = [at_the_end(node, self._ray.left_alive) for node in seen]
                 return seen

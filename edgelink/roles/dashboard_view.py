@@ -60,7 +60,7 @@ class View:
         partly = impact(node.conditions) if degraded else {"goes_on": [], "waits": []}
         ranked = [row for row in found if row["node_rank"] is not None]
         alive = [row for row in ranked if row["health"] in ("ok", "warning")]
-        strangers = [f"Ray at {who.ip} ({who.hostname}): {why}" for who, why in self._runs.gang.strangers()]
+        strangers = [f"Ray at {who.ip} ({who.hostname}): {why}" for who, why in self._runs.roster.strangers()]
         return Head(
             node_id=node.key.node_id,
             hostname=lease.hostname if lease else "",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from edgelink.errors import DeadlineError
 from edgelink.log import get_logger
-from edgelink.ray_cluster.membership import RayMember, strangers
-from edgelink.registry.payloads import Directory, DirectoryEntry
+from edgelink.ray_cluster.reconcilers import RayInputs
+from edgelink.registry.payloads import Directory
 from edgelink.roles.per_run import still_closed
 from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
-from edgelink.roles.ranks import Ranks, free_ranks
+from edgelink.roles.runs import Runs
 from edgelink.roles.selection import Selection, require_ray_nodes
-
-if TYPE_CHECKING:
-    from edgelink.roles.node import Node
-    from edgelink.roles.runs import Runs
 
 log = get_logger("runs")
 
@@ -27,14 +23,14 @@ _WONDERS_AFTER_S = 2.0  # as a rule edges have opened by then
 class Gang:
     """The nodes of one head's runs."""
 
-    def __init__(self, node: Node, runs: Runs) -> None:
-        self._node = node
-        self._runs = runs
-        self._labels: dict[str, Mapping[str, str]] = {}  # by node id
+    def __init__(self, inputs: RayInputs, runs: Runs) -> None:
+        self._board, self._clock, self._access = inputs.board, inputs.clock, inputs.config.access
+        self._runs, self._roster, self._standing = runs, runs.roster, runs.standing
 
     @property
     def _directory(self) -> Directory | None:
-        return self._node.board.facts.directory
+        found: Directory | None = self._board.facts.directory
+        return found
 
     def wait(
         self,
@@ -50,19 +46,19 @@ class Gang:
             DeadlineError: they are not in time; by default it names those that are not ready, and why.
         """
         return follow(
-            lambda: self._runs.nodes(count),
+            lambda: self._standing.nodes(count),
             is_done,
-            clock=self._node.clock,
+            clock=self._clock,
             timeout_s=timeout_s,
             late=late,
-            next_change=self._runs.next_change,
+            next_change=self._standing.next_change,
             notes=lambda: [*self._told_strangers(), *notes()],
         )
 
     def _told_strangers(self) -> list[str]:
         return [
             f"Ray at {member.ip} ({member.hostname}): {why}"
-            for member, why in self.strangers()
+            for member, why in self._roster.strangers()
             if member.rank is None or self._runs.lock.holder is None  # else they are waited for, and told of there
         ]
 
@@ -76,37 +72,35 @@ class Gang:
             UsageError, ConfigError: there are no such nodes, or fewer than ``count``.
             DeadlineError: as above.
         """
-        deadline_s = self._node.clock.monotonic_s() + timeout_s
+        deadline_s = self._clock.monotonic_s() + timeout_s
         if not selectors:
-            require_ray_nodes(count, self._runs.candidates(), self._runs.without_ray())
+            require_ray_nodes(count, self._roster.candidates(), self._roster.without_ray())
         selection = Selection.of(selectors)
         if selection is not None and not self._runs.lock.nodes:  # else an earlier attempt of the run has done it
             async for report in self._select(selection, count, timeout_s):
                 yield report
-        left_s = max(0.0, deadline_s - self._node.clock.monotonic_s())
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         late = _with_notes(self._leaving, timeout_s)
         async for report in self.wait(
             count, left_s, lambda rows: not self._leaving() and all_ready(rows), late, self._leaving
         ):
             yield report
-        if self._node.config.access == "per-run":
-            async for report in self._wait_for_edges(
-                count, max(_EDGES_OPEN_S, deadline_s - self._node.clock.monotonic_s())
-            ):
+        if self._access == "per-run":
+            async for report in self._wait_for_edges(count, max(_EDGES_OPEN_S, deadline_s - self._clock.monotonic_s())):
                 yield report
 
     async def _wait_for_edges(self, count: int, timeout_s: float) -> AsyncIterator[Any]:
         """The same until the edges of the run answer each other: the check in front of it asks them to."""
         self._runs.open_edges()
-        begun_s = self._node.clock.monotonic_s()
+        begun_s = self._clock.monotonic_s()
 
         def closed() -> list[str]:
-            entries = [entry for entry, rank in self._runs.ranks() if not count or rank < count]
-            facts = self._node.board.facts
+            entries = [entry for entry, rank in self._roster.ranks() if not count or rank < count]
+            facts = self._board.facts
             return still_closed(entries, facts.cluster_spec, facts.statuses.rows)
 
         def told() -> list[str]:
-            return closed() if self._node.clock.monotonic_s() - begun_s >= _WONDERS_AFTER_S else []
+            return closed() if self._clock.monotonic_s() - begun_s >= _WONDERS_AFTER_S else []
 
         def late(_rows: Rows, waited_s: float) -> DeadlineError:
             return DeadlineError(
@@ -117,14 +111,14 @@ class Gang:
 
         async for report in self.wait(count, timeout_s, lambda _rows: not closed(), late, told):
             yield report
-        log.info("runs.edges_open", after_s=round(self._node.clock.monotonic_s() - begun_s, 2))
+        log.info("runs.edges_open", after_s=round(self._clock.monotonic_s() - begun_s, 2))
 
     async def _select(self, selection: Selection, count: int, timeout_s: float) -> AsyncIterator[Any]:
         def undecided() -> list[str]:
             if self._directory is None:
                 return ["the relay has not told yet who is in the network"]
-            entries, known = self._runs.candidates(), self.known_labels()
-            selection.check(entries, known, count, self._runs.without_ray())
+            entries, known = self._roster.candidates(), self._roster.known_labels()
+            selection.check(entries, known, count, self._roster.without_ray())
             if count and len(selection.among(entries, known)) >= count:
                 return []
             labels = " or ".join(f"{key}={value}" for key, value in sorted(selection.labels))
@@ -135,51 +129,23 @@ class Gang:
             late = _with_notes(undecided, timeout_s)
             async for report in self.wait(0, timeout_s, lambda _rows: not undecided(), late, undecided):
                 yield report
-        taken = selection.among(self._runs.candidates(), self.known_labels())
+        taken = selection.among(self._roster.candidates(), self._roster.known_labels())
         self._runs.lock.select(tuple(entry.node_id for entry in taken))
         log.info("runs.nodes_selected", nodes=[entry.hostname for entry in taken], holder=self._runs.lock.holder)
-        self._node.wake()  # the cluster spec follows
+        self._runs.follow()
 
     def _leaving(self) -> list[str]:
         """Who has a Ray with a rank that is not theirs, or not any more: it is ended, and RLinf must not meet it."""
         directory = self._directory
         known = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
-        holders = {rank: f", which is {entry.hostname}'s" for entry, rank in self._runs.ranks()}
+        holders = {rank: f", which is {entry.hostname}'s" for entry, rank in self._roster.ranks()}
         told = []
-        for member, why in self.strangers():
+        for member, why in self._roster.strangers():
             if member.rank is None:
                 continue
             whose = f"has node rank {member.rank}{holders.get(member.rank, '')}"
             told.append(why if member.ip in known else f"Ray at {member.ip} ({member.hostname}) {whose}: {why}")
         return told
-
-    def known_labels(self) -> Mapping[str, Mapping[str, str]]:
-        """Of every node that was online since this daemon started: who is away does not tell them."""
-        for status in self._node.board.facts.statuses.rows.values():
-            if status.online:
-                self._labels[status.node_id] = status.labels
-        return self._labels
-
-    def publishable(self) -> Ranks:
-        """Who is to join Ray now: those whose rank is free, or theirs."""
-        directory = self._directory
-        everybody = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
-        held = {(member.ip, member.rank) for member in self._runs.members if member.alive}
-        return free_ranks(self._runs.ranks(), held, everybody)
-
-    def left_out(self) -> list[DirectoryEntry]:
-        """Who could take part, but is not asked for by the run in progress."""
-        taking_part = {entry.node_id for entry, _ in self._runs.ranks()}
-        return [entry for entry in self._runs.candidates() if entry.node_id not in taking_part]
-
-    def strangers(self) -> list[tuple[RayMember, str]]:
-        """Who is alive in Ray without taking part, and what is to be said of each."""
-        directory = self._directory
-        if directory is None:
-            return []
-        participants = {str(entry.overlay_ip): entry.hostname for entry, _ in self._runs.ranks()}
-        everybody = {str(entry.overlay_ip): entry.hostname for entry in directory.entries}
-        return strangers(self._runs.members, participants, everybody)
 
 
 def _with_notes(notes: Callable[[], list[str]], timeout_s: float) -> Late:

@@ -19,6 +19,7 @@ from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
+from edgelink.roles.gang import Gang
 from edgelink.roles.heard import heard_route
 from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
@@ -60,7 +61,7 @@ class NodeNews:
 
     async def run(self) -> NoReturn:
         while True:
-            self._runs.show_nodes_ready()
+            self._runs.standing.show_nodes_ready()
             self._ray.wakeup.set()
             await self._clock.sleep(_NEWS_REST_S)
             await self._news.wait(None)
@@ -80,11 +81,12 @@ class Head(Node):
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self.runs = runs = Runs(self)
-        self.nodes = Nodes(self, runs)
+        self.runs = runs = Runs(self.ray_inputs(), self.wake, self.ride_through_s)
+        gang = Gang(self.ray_inputs(), runs)
+        self.nodes = Nodes(self, runs, gang)
         self.ray = ray = RayHeadReconciler(
             self.ray_inputs(),
-            members=runs.gang.publishable,
+            members=runs.roster.publishable,
             publish=self._publish,
             on_members=runs.ray_members_changed,
             run_holder=lambda: runs.granted_to,
@@ -93,7 +95,7 @@ class Head(Node):
             gone=self._gone,
             edges_open_to=runs.edges_open_to,
         )
-        self.run_requests = RunRequests(runs, ray, config.overlay.kind)
+        self.run_requests = RunRequests(runs, gang, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, ray, clock)
         self.exec_door = self.make_exec_door()
@@ -126,7 +128,7 @@ class Head(Node):
             self.registry.publish_cluster(self.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def _gone(self) -> set[str]:
-        members = (entry.node_id for entry, _ in self.runs.ranks())
+        members = (entry.node_id for entry, _ in self.runs.roster.ranks())
         return put_out(members, self.board.facts.network.state)
 
     def before_end(self) -> None:

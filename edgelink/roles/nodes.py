@@ -13,11 +13,13 @@ from edgelink.conditions import Status
 from edgelink.duration import brief
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
+from edgelink.roles.gang import Gang
 from edgelink.roles.node import Node
 from edgelink.roles.per_run import too_old
 from edgelink.roles.progress import Rows, missing_in_words
 from edgelink.roles.readiness import NodeReadiness
-from edgelink.roles.runs import MOST_NODES, Runs
+from edgelink.roles.runs import Runs
+from edgelink.roles.standing import MOST_NODES
 
 # Beside those that a node needs, which its readiness tells of; the others hold for a machine's life, or are the head's.
 _ALSO_WRONG = (
@@ -35,8 +37,9 @@ _GOALS = ("nodes", "gpus", "cpus")
 class Nodes:
     """Routes of the head's daemon, for every local user."""
 
-    def __init__(self, node: Node, runs: Runs) -> None:
+    def __init__(self, node: Node, runs: Runs, gang: Gang) -> None:
         self._node = node
+        self._gang = gang
         self._runs = runs
 
     def routes(self) -> Iterator[Route]:
@@ -49,18 +52,18 @@ class Nodes:
         Args:
             ways: how each is reached, by overlay address.
         """
-        entries = {rank: entry for entry, rank in self._runs.ranks()}
+        entries = {rank: entry for entry, rank in self._runs.roster.ranks()}
         return [
             self._row(node, entry, ways.get(str(node.overlay_ip)))
             for node, entry in (
-                *((node, entries.get(node.node_rank)) for node in self._runs.nodes()),
-                *zip(self._runs.nodes_without_ray(), self._runs.without_ray(), strict=True),
+                *((node, entries.get(node.node_rank)) for node in self._runs.standing.nodes()),
+                *zip(self._runs.standing.nodes_without_ray(), self._runs.roster.without_ray(), strict=True),
             )
         ]
 
     async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every node that has a rank, who else is alive in Ray, and the totals of what Ray has."""
-        found = self._runs.nodes()
+        found = self._runs.standing.nodes()
         ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
         spec = self._node.board.facts.cluster_spec
         return {
@@ -76,20 +79,22 @@ class Nodes:
                     "gpus": member.accelerator_count,
                     "wrong": [why],
                 }
-                for member, why in self._runs.gang.strangers()
+                for member, why in self._runs.roster.strangers()
             ],
             "left_out": [
                 {"hostname": entry.hostname, "node_id": entry.node_id, "overlay_ip": str(entry.overlay_ip)}
-                for entry in self._runs.gang.left_out()
+                for entry in self._runs.roster.left_out()
             ],
-            "totals": {"enrolled": len(found), "without_ray": len(self._runs.without_ray()), **totals(found)},
+            "totals": {"enrolled": len(found), "without_ray": len(self._runs.roster.without_ray()), **totals(found)},
         }
 
     def samples(self) -> Iterator[Sample]:
         """What the head tells Prometheus of the cluster and of its runs."""
-        found = self._runs.nodes()
-        yield from metrics.of_cluster([asdict(node) for node in found], totals(found), len(self._runs.gang.strangers()))
-        yield from metrics.of_nodes_without_ray([asdict(node) for node in self._runs.nodes_without_ray()])
+        found = self._runs.standing.nodes()
+        yield from metrics.of_cluster(
+            [asdict(node) for node in found], totals(found), len(self._runs.roster.strangers())
+        )
+        yield from metrics.of_nodes_without_ray([asdict(node) for node in self._runs.standing.nodes_without_ray()])
         yield from metrics.of_run(self._runs.record)
 
     async def wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -116,12 +121,12 @@ class Nodes:
             )
 
         count = goals.get("nodes", 0)
-        enrolled = len(self._runs.ranks())
-        async for report in self._runs.gang.wait(
+        enrolled = len(self._runs.roster.ranks())
+        async for report in self._gang.wait(
             max(count, enrolled), float(body.get("timeout_s", 600.0)), is_reached, late
         ):
             yield report
-        yield {"event": "done", "totals": totals(self._runs.nodes())}
+        yield {"event": "done", "totals": totals(self._runs.standing.nodes())}
 
     def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: Mapping[str, Any] | None) -> dict[str, Any]:
         facts = self._node.board.facts

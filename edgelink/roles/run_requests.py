@@ -23,9 +23,11 @@ from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan, rlinf_rules
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.roles.gang import Gang
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness
-from edgelink.roles.runs import MOST_NODES, RayStoppedError, Runs
+from edgelink.roles.runs import RayStoppedError, Runs
+from edgelink.roles.standing import MOST_NODES
 from edgelink.training.run_record import RunMetrics, RunRecord
 
 log = get_logger("runs")
@@ -34,7 +36,8 @@ log = get_logger("runs")
 class RunRequests:
     """Routes of the head's daemon."""
 
-    def __init__(self, runs: Runs, ray: RayHeadReconciler, overlay_kind: str) -> None:
+    def __init__(self, runs: Runs, gang: Gang, ray: RayHeadReconciler, overlay_kind: str) -> None:
+        self._gang = gang
         self._runs = runs
         self._ray = ray
         self._overlay_kind = overlay_kind
@@ -73,26 +76,26 @@ class RunRequests:
                 log.info("runs.taken_up_again", holder=self._runs.lock.holder)
                 self._runs.open_edges()
                 if self._runs.lock.ranks is None:  # its record was lost, and with it what the run relies on
-                    self._runs.lock.use_ranks(self._runs.ranks())
+                    self._runs.lock.use_ranks(self._runs.roster.ranks())
             else:
                 timeout_s = float(body.get("timeout_s", 600.0))
-                async for report in self._runs.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
+                async for report in self._gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
                     yield report
                 granted["left_actors"] = await ray.left_actors()
                 granted |= ray.driver_grant(caller.uid)
                 granted["overlay"] = self._overlay_kind
                 granted["without_rank"] = [
-                    f"Ray at {found.ip} ({found.hostname})" for found in self._runs.without_rank()
+                    f"Ray at {found.ip} ({found.hostname})" for found in self._runs.roster.without_rank()
                 ]
                 nodes = self._placement_nodes(count)
                 granted["placement"] = None
                 if body.get("cluster"):
                     found = plan(body["cluster"], nodes, rules=rlinf_rules(**body.get("rlinf", {})))
                     granted["placement"] = found.to_dict(env=False)
-                self._runs.lock.grant(self._runs.ranks(), granted["placement"])
+                self._runs.lock.grant(self._runs.roster.ranks(), granted["placement"])
                 log.info("runs.granted", holder=self._runs.lock.holder)
             self._runs.show_granted()
-            seen = self._runs.nodes(count)
+            seen = self._runs.standing.nodes(count)
             yield {**granted, "nodes": [asdict(node) for node in seen]}
             async for report in self._watch(count, seen):
                 yield report
@@ -123,8 +126,8 @@ class RunRequests:
 
     async def live_nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan, and who of them is paused."""
-        names = {str(entry.overlay_ip): entry.hostname for entry, _ in self._runs.ranks()}
-        seen = self._runs.nodes()
+        names = {str(entry.overlay_ip): entry.hostname for entry, _ in self._runs.roster.ranks()}
+        seen = self._runs.standing.nodes()
         devices = {node.overlay_ip: node.device for node in seen}
         nodes = [
             {
@@ -135,15 +138,15 @@ class RunRequests:
                 "accelerator_count": member.accelerator_count,
                 "device": devices.get(member.ip),
             }
-            for member in self._runs.alive().values()
+            for member in self._runs.roster.alive().values()
         ]
         paused = [{"hostname": node.hostname, "why": node.pause_in_words} for node in seen if node.pause_in_words]
         return {"nodes": nodes, "paused": paused}
 
     async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
-            await self._runs.next_change()
-            now = self._runs.nodes(count)
+            await self._runs.standing.next_change()
+            now = self._runs.standing.nodes(count)
             if [_facts(node) for node in now] != [_facts(node) for node in last]:
                 yield {"event": "nodes", "nodes": [asdict(node) for node in now]}
             last = now
@@ -154,9 +157,9 @@ class RunRequests:
         return self._ray
 
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
-        alive = self._runs.alive()
+        alive = self._runs.roster.alive()
         nodes = []
-        for ready in self._runs.nodes(count):
+        for ready in self._runs.standing.nodes(count):
             member = alive.get((str(ready.overlay_ip), ready.node_rank))
             if member is None:
                 raise DeadlineError(
@@ -182,7 +185,7 @@ class RunRequests:
                 accelerator=member.accelerator,
                 accelerator_count=member.accelerator_count,
             )
-            for member in self._runs.without_rank()
+            for member in self._runs.roster.without_rank()
         )
         return [*nodes, *strangers]
 
