@@ -281,9 +281,10 @@ class Flow:
         if pair.in_time >= _GROWS_AFTER and pair.share < 1:
             pair.share, pair.in_time = pair.share * 2, 0
 
-    @staticmethod
-    def _shorten(pair: _Pair) -> None:
-        pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
+    def _shorten(self, pair: _Pair) -> None:
+        # A robot that decides once a second makes one or two steps within the patience, not a sixteenth of a fragment.
+        least = 1 / self.settings.fragment_steps if pair.is_robot else _LEAST_SHARE
+        pair.share, pair.in_time = max(min(least, _LEAST_SHARE), pair.share / 2), 0
 
     def _drop_old(self) -> None:
         for pair in self._pairs.values():
