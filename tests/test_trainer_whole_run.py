@@ -255,6 +255,17 @@ def test_a_robot_that_may_move_is_the_one_that_evaluates(
     assert len(said) == is_said, "after the training: before it, no robot moves for a figure"
 
 
+@pytest.mark.parametrize(("given", "kept"), [((), [4, 5, 6, 7, 8]), (("run.keep_checkpoints=0",), list(range(1, 9)))])
+def test_only_the_newest_checkpoints_of_a_run_are_kept_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...], kept: list[int]
+) -> None:
+    """Of a policy in pixels one is 20 MB, and a training writes thousands."""
+    directory = tmp_path / "c"
+    settings = ("env.kinds=sim", "run.checkpoint_every=1", "--checkpoint-dir", str(directory), *given)
+    whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), *settings)
+    assert sorted(int(path.name.split("-")[1]) for path in directory.iterdir()) == kept
+
+
 @pytest.mark.parametrize(
     ("kinds", "policy", "log_std", "evaluations"),
     [("robot", False, -2.0, 1), ("robot", True, -2.0, 2), ("sim,robot", False, -2.0, 2), ("sim", False, None, 2)],
