@@ -178,6 +178,7 @@ class Page:
             "--robot.type=so101_follower --robot.port=/dev/ttyACM0": f"--robot.type=lab --robot.log={self.log} "
             f"--robot.side={SIDE}",
             "/opt/policies/act": str(self.policy),
+            "--policy_device=cuda": "--policy_device=cpu",
             "-m lerobot.rl.learner --config_path=train.json": f"{HIL} learner train.json",
             "-m lerobot.rl.actor --config_path=train.json": f"{HIL} actor train.json",
         }
