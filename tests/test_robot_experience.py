@@ -456,6 +456,26 @@ def test_recordings_of_two_robots_are_not_one_dataset(
     assert f"unlike {paths[0]}, of robot pusher" in said
 
 
+@pytest.mark.parametrize("has_lerobot", [True, False])
+def test_an_export_that_cannot_be_says_what_to_do(
+    record: Callable[[], Recorder],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: Words,
+    has_lerobot: bool,
+) -> None:
+    """The dataset is there already; or this interpreter has no LeRobot, as EdgeLink's own has none."""
+    recorder = record()
+    recorder.close()
+    target = tmp_path / "reach"
+    if has_lerobot:
+        target.mkdir()
+    monkeypatch.setitem(sys.modules, "lerobot", None)
+    assert lerobot_export.main([str(target), "reach", str(recorder.path)]) == 1
+    words(capsys.readouterr().err, TARGET=target, PYTHON=sys.executable)
+
+
 def test_an_empty_file_does_not_keep_the_others_from_being_exported(
     robot: Robot,
     record: Callable[[], Recorder],

@@ -139,8 +139,14 @@ def main(arguments: Sequence[str]) -> int:
     told = parser.parse_args(arguments)
     target = told.target
     try:
+        if target.exists():
+            raise ValueError(f"{target} is there already, and a dataset is new; name another --to")
         done = export(target, told.task, _begun(told.sources), as_video=told.video)
-    except (ImportError, OSError, ValueError) as error:
+    except ImportError:
+        print(f"edgelink robot export: {sys.executable} has no LeRobot that can write datasets", file=sys.stderr)
+        print("  what to do: name one that has lerobot[dataset] 0.6, by --python", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
         print(f"edgelink robot export: {error}", file=sys.stderr)
         return 1
     print(f"{done.episodes} episodes, {done.frames} frames in {target}")
