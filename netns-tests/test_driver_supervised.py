@@ -10,6 +10,7 @@ import signal
 import sys
 import tarfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import secrets_search
 import yaml
 from conftest import MakeLab
-from faults import kill
+from faults import cut, kill
 from machines import assert_error, records_in, revive, start_with_relay, wait_until
 from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again, paced
 from typed_page import DOCS
@@ -413,6 +414,95 @@ def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path
         )
         wait_until("it learns on", learned, wanted=lambda count: count > before)
         assert log.read_text().count(said) == 1
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.wait(60)
+
+
+_TEN_HZ = """
+from edgelink.training.trainer.robot.cart_pole import CartPoleCell
+
+
+class TenHz(CartPoleCell):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.action_repeat = round(self.rate_hz / 10)
+"""
+LEARNED_STEPS = 300  # of the robot: half a minute and more
+STOP_AFTER_S, HOLD_AT_MOST_S, RESUME_AFTER_S = 20.0, 4.0, 0.3
+EARNS_BACK = 4  # seconds of running for one of hold
+FLAP_CUT_S, FLAP_BACK_S = 1.0, 1.5
+
+
+@OTHERS
+@pytest.mark.long
+def test_a_slow_robot_is_learned_from_and_stops_where_its_link_fails(road: Road, tmp_path: Path) -> None:
+    """Ten decisions a second on an edge, beside a simulator in the cloud that makes as many updates. Then its link is
+    cut, which stops it, and flaps, which stops it as well: before it has been under power for longer than it may."""
+    road.wait_ready(CLOUD)
+    (tmp_path / "ten_hz.py").write_text(_TEN_HZ)
+    cluster, robots = demo_cluster(1), tmp_path / "robots"
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "cluster", "placement": "0-1"}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    progress, log = tmp_path / "progress", tmp_path / "train.log"
+    pace = [setting for setting in paced(updates_per_s=10) if not setting.startswith(("env.kinds", "env.modules"))]
+    train = ["edgelink", "train", f"run.iterations={ENDLESS}", "env.kinds=sim,robot", *pace]
+    train += [f"env.modules=[{Path(__file__).with_name('paced_env.py')},{tmp_path / 'ten_hz.py'}]"]
+    train += ["env.per_worker=1", "robot.type=ten_hz:TenHz", f"control.directory={robots}"]
+    train += [f"deadman.stop_after_s={STOP_AFTER_S:g}", f"deadman.hold_at_most_s={HOLD_AT_MOST_S:g}"]
+    train += [f"deadman.resume_after_s={RESUME_AFTER_S:g}"]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", *train]
+    command = road.lab.popen(CLOUD, [*run, "--progress", str(progress)], log)
+
+    def fragments() -> list[int]:
+        """The robot's steps in each update that it took part in."""
+        assert command.poll() is None, log.read_text()
+        return [record["samples"]["1"] for record in records_in(progress) if "1" in record["samples"]]
+
+    def robot() -> dict[str, Any]:
+        told = road.lab.exec("edge-1", ["edgelink", "robot", "status", "--json"], capture=True)
+        (found,) = json.loads(told.stdout)
+        return dict(found)
+
+    def events() -> list[dict[str, Any]]:
+        """Its changes of state so far."""
+        (file,) = robots.glob("*.events.jsonl")
+        return [event for event in records_in(file) if event["event"] in ("running", "holding", "stopped")]
+
+    def wait_for(event: str, since: int) -> list[str]:
+        """The events since then, once this one is among them."""
+        return wait_until(
+            event, lambda: [each["event"] for each in events()[since:]], wanted=lambda told: event in told
+        )
+
+    try:
+        wait_until("it is learned from", fragments, 300, wanted=lambda steps: sum(steps) >= LEARNED_STEPS)
+        done = robot()["steps"]
+        *_, newest = learned = fragments()
+        share = sum(learned) / (done - newest)  # of which the next one is being made
+        print(f"learned {sum(learned)} of {done} steps, the last {newest} in one update of {len(records_in(progress))}")
+        assert share >= 0.95
+        before = len(events())
+        with cut(road.lab, "edge-1"):
+            assert wait_for("stopped", before) == ["holding", "stopped"]
+        wait_for("running", before)
+        before = len(events())
+        while "stopped" not in [event["event"] for event in events()[before:]]:
+            with cut(road.lab, "edge-1"):
+                time.sleep(FLAP_CUT_S)  # how the link flaps; not a synchronisation
+            time.sleep(FLAP_BACK_S)  # likewise
+        told = events()[before - 1 :]
+        print(f"flapping: {[(event['event'], round((event['at_ns'] - told[0]['at_ns']) / 1e9, 2)) for event in told]}")
+        spans = [(one["event"], (next_["at_ns"] - one["at_ns"]) / 1e9) for one, next_ in pairwise(told)]
+        held_s = sum(seconds for event, seconds in spans if event == "holding")
+        ran_s = sum(seconds for event, seconds in spans[1:] if event == "running")
+        assert {event["cause"] for event in told if event["event"] != "running"} == {"link"}
+        assert [event for event, _ in spans].count("holding") > 1, "it flapped"
+        assert held_s <= HOLD_AT_MOST_S + ran_s / EARNS_BACK + 0.1
+        was = sum(fragments())
+        wait_for("running", before)
+        wait_until("it is learned from again", fragments, wanted=lambda steps: sum(steps) > was)
     finally:
         command.send_signal(signal.SIGINT)
         command.wait(60)
