@@ -46,6 +46,8 @@ CUT_S = 75.0  # gRPC's own limits are 20 s for what a server has sent, and 60 s 
 BACK_S = 5.0
 IMPORT_S = 240.0  # of LeRobot, by four processes on two busy cores
 SOME = 5
+IMPATIENT = "impatient"
+ENDED_S = 60.0
 SIDE = 64
 LOST_PIXEL = 12  # of 255, by the video's encoder
 # Without a word to the hub, which is not there.
@@ -186,6 +188,8 @@ class Page:
         self._steps = steps(page)
         (configuration,) = re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
         (directory / "train.json").write_text(configuration)
+        (directory / IMPATIENT).mkdir()
+        (directory / IMPATIENT / "train.json").write_text(configuration.replace("50051", "50052"))
 
     def command(self, part: str) -> list[str]:
         """The one command of the page with this in it."""
@@ -194,10 +198,14 @@ class Page:
             found = found.replace(written, here)
         return shlex.split(found.removeprefix("sudo "))
 
-    def start(self, node: str, part: str) -> Path:
-        """Return where its output goes."""
-        log = self._directory / f"{part}.log"
-        self._lab.popen(node, self.command(part), log, env=OFFLINE, cwd=self._directory)
+    def start(self, node: str, part: str, *, has_hook: bool = True) -> Path:
+        """Return where its output goes. Without the import hook it is another pair, at a port of its own."""
+        directory, words = self._directory, self.command(part)
+        if not has_hook:
+            directory, program = directory / IMPATIENT, words.index("--") + 1
+            words[program:program] = ["env", "EDGELINK_IMPORT_HOOK="]
+        log = directory / f"{part}.log"
+        self._lab.popen(node, words, log, env=OFFLINE, cwd=directory)
         return log
 
 
@@ -231,12 +239,14 @@ def reaches(lab: Lab, address: str, port: int) -> bool:
 
 def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: FrameworkPython) -> None:
     """HIL-SERL's parameters and transitions, and the chunks of asynchronous inference: the same processes, within
-    seconds of the link. 8080 is closed to the robot before it is opened to it."""
+    seconds of the link. Without the import hook its actor's threads end. 8080 is closed to the robot before it is
+    opened to it."""
     subprocess.run([lerobot.python, POLICY, page.policy, "2", str(SIDE)], check=True)
     head = overlay_ip(lab, CLOUD)
     learner = page.start(CLOUD, "lerobot.rl.learner")
     page.start(CLOUD, "policy_server")
-    for port in (50051, 8080):
+    page.start(CLOUD, "lerobot.rl.learner", has_hook=False)
+    for port in (50051, 50052, 8080):
         at = wait_until(f"{port} is listened on", lambda port=port: listening(lab, port), IMPORT_S)
         assert at == {head}, "by its name, at the overlay's address and at no other"
     assert not reaches(lab, head, 8080)
@@ -244,6 +254,7 @@ def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: 
     wait_until("8080 is open to the robot", lambda: reaches(lab, head, 8080))
     actor = page.start(EDGE, "lerobot.rl.actor")
     page.start(EDGE, "robot_client")
+    impatient = page.start(EDGE, "lerobot.rl.actor", has_hook=False)
     came = {
         "parameters": lambda: [at_s for at_s, *_ in told(actor, "parameters")],
         "transitions": lambda: [at_s for at_s, *_ in told(learner, "transition")],
@@ -251,6 +262,7 @@ def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: 
     }
     for what, seen in came.items():
         wait_until(what, lambda seen=seen: seen()[SOME:], IMPORT_S)
+    wait_until("parameters without the hook", lambda: told(impatient, "parameters")[SOME:], IMPORT_S)
 
     with cut(lab, EDGE):
         time.sleep(CUT_S)  # the outage itself
@@ -268,6 +280,7 @@ def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: 
     } == {1}
     numbers = [number for _, number, _ in told(learner, "transition")]
     assert numbers == list(range(1, len(numbers) + 1)), "none was lost"
+    wait_until("a thread of the actor without the hook has ended", lambda: told(impatient, "ended"), ENDED_S)
 
 
 def test_routers_of_ros_meet_over_the_overlay(lab: Lab, page: Page, lerobot: FrameworkPython, tmp_path: Path) -> None:
