@@ -1,4 +1,4 @@
-"""A driver for the tests that kill the GCS: `gcs_driver.py RECORD`, one JSON line an event, until stdin ends.
+"""A driver for the tests that kill the GCS: `gcs_driver.py RECORD NAMESPACE`, one JSON line an event, until stdin ends.
 
 It calls an actor on each of the three nodes all the time, keeps 10 s calls in flight, and makes actors and placement
 groups. A line on stdin asks for one placement group, whose ``asked`` is written before Ray is asked.
@@ -89,7 +89,7 @@ def forever(name: str, work: Callable[..., None], *arguments: Any) -> None:
 
 
 def main() -> None:
-    ray.init(namespace="gcs", log_to_driver=False)
+    ray.init(namespace=sys.argv[2], log_to_driver=False)
     detached = Actor.options(label_selector={"edgelink.rank": "1"}, name="left", lifetime="detached")
     actors = {"head": on(0).remote(), "edge-1": on(1).remote(), "edge-2": on(2).remote(), "left": detached.remote()}
     long = on(2).remote()

@@ -1,6 +1,6 @@
 """The head's GCS keeps its tables on disk (`ray.gcs_store`): its death costs a driver no error, no actor and no pause.
 
-One cluster of a head and two edges serves all tests, in their order: the last two end the driver.
+One cluster of a head and two edges serves all tests, in their order: the last ones end the driver.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from machines import records_in, wait_until
+from ray_tables import TABLES
 from ray_world import Machine, World
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
@@ -46,7 +47,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 class Driver:
     """``gcs_driver.py`` on the head."""
 
-    def __init__(self, head: Machine, python: Path, directory: Path) -> None:
+    def __init__(self, head: Machine, python: Path, directory: Path, namespace: str = "gcs") -> None:
         self._record = directory / "record"
         self._log = directory / "driver.log"
         environment = {
@@ -57,7 +58,7 @@ class Driver:
         }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                head.command(python, DRIVER, self._record),
+                head.command(python, DRIVER, self._record, namespace),
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -283,30 +284,62 @@ def test_a_full_disk_is_named_and_the_gcs_goes_on_when_there_is_room(
 
 
 @pytest.mark.long
-def test_what_is_left_of_a_head_whose_raylet_died_goes_on(cluster: World, head: Machine, driver: Driver) -> None:
+@pytest.mark.parametrize("what", ["raylet", "machine"])
+def test_what_is_left_of_a_head_that_died_goes_on(cluster: World, head: Machine, tmp_path: Path, what: str) -> None:
     """The head's Ray starts on the same tables: the edges' raylets and the actors on them stay, also the detached one,
-    which the next run is told of; the driver, which had its raylet on the head, ends."""
-    spec, edges = cluster.spec_file.read_text(), raylets(cluster)[1:]
-    last = [each for each in driver.events() if each["event"] == "answer" and each["actor"] == "left"][-1]
+    which the next run is told of; the driver, which had its raylet on the head, ends, and its other actors with it."""
+    driver = Driver(head, cluster.python, tmp_path, namespace=what)
+    spec, edges, cluster_id = cluster.spec_file.read_text(), raylets(cluster)[1:], head.record()["cluster_id"]
+    left = driver.wait_for("answer", 0, 60, actor="left")
     old = head.record()["raylet"]["pid"]
-    os.kill(old, signal.SIGKILL)
+    for pid in [old] if what == "raylet" else head.pids():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if what == "machine":
+        head.kill_daemon()
+        cluster.start_daemon(head)
     wait_until(
         "a new raylet", head.record_if_any, JOIN_S, wanted=lambda found: found.get("raylet", {}).get("pid", old) != old
     )
     wait_until("the head is back", head.condition, JOIN_S, wanted=is_true)
     driver.stop()
-    found = wait_until("the former job has ended", lambda: left_actors(cluster, head))
-    assert [(actor["name"], actor["namespace"], actor["pid"]) for actor in found] == [("left", "gcs", last["pid"])]
+    expected = {"name": "left", "namespace": what, "pid": left["pid"]}
+    wait_until(
+        "the former job has ended",
+        lambda: left_actors(cluster, head),
+        wanted=lambda found: any(expected.items() <= actor.items() for actor in found),
+    )
+    everybody = [str(machine.overlay_ip) for machine in cluster.machines]
+    wait_until(
+        "no ghosts",
+        lambda: tables_of(cluster, head),
+        wanted=lambda found: found["alive"] == everybody and set(found["left"]) == {"left"},
+    )
     assert raylets(cluster)[1:] == edges
     assert cluster.spec_file.read_text() == spec
+    assert head.record()["cluster_id"] == cluster_id
 
 
 def left_actors(world: World, head: Machine) -> list[dict[str, Any]]:
-    argv = in_ray(world, head, head.directory / "run/ray/helper.py", "detached", "--address", "10.99.0.1:6379")
+    return list(asked(world, head, head.directory / "run/ray/helper.py", "detached", "--address")["actors"])
+
+
+def tables_of(world: World, head: Machine) -> dict[str, list[str]]:
+    return asked(world, head, "-c", TABLES)
+
+
+def asked(world: World, head: Machine, *program: str | Path) -> dict[str, Any]:
+    """What a Python program that is given the GCS's address prints last."""
     answer = subprocess.run(
-        argv, env=environment_of(head), capture_output=True, text=True, check=True, cwd="/", timeout=60
+        in_ray(world, head, *program, f"{head.overlay_ip}:6379"),
+        env=environment_of(head),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        timeout=60,
     )
-    return list(json.loads(answer.stdout.splitlines()[-1])["actors"])
+    return dict(json.loads(answer.stdout.splitlines()[-1]))
 
 
 @pytest.mark.long

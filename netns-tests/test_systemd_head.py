@@ -1,5 +1,6 @@
 """A head on a machine of its own, booted by systemd, with a real relay and an edge; training is the service that
-docs/how-to/long-runs.md tells people to make, word for word. A laptop beside it, outside the overlay, has ssh only.
+docs/how-to/long-runs.md tells people to make, word for word. The GCS keeps its tables on disk (`ray.gcs_store`). A
+laptop beside it, outside the overlay, has ssh only.
 
 One lab, one machine and one run serve all tests of this file, in order. `make soak` also pulls the machine's plug.
 """
@@ -28,17 +29,19 @@ from booted import BootedNode, installed_edgelink, ray_with_its_dashboard
 from conftest import MakeLab
 from faults import children, cut
 from machines import wait_until
+from ray_tables import TABLES
 from training_run import CHECKPOINT_EVERY, iterations_in, learned_again
 from web_browser import missing_programs
 
 from edgelink.clock import SystemClock
+from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
 EDGE, LAPTOP = "edge-1", f"{CLOUD}-nat"
 UNIT, TRAIN = "edgelink-head.service", "train.service"
-EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
+EASYTIER, RAY, GCS = "edgelink-easytier.service", "edgelink-ray.service", "edgelink-ray-gcs.service"
 USER, HOME = "robot", Path("/home/robot")
 RAY_HOME = Path("/opt/ray")
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
@@ -90,7 +93,7 @@ def machine(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bo
     """The cloud's machine with both units enabled, not booted yet."""
     config_file = road.lab.host_path(CLOUD, CONFIG)
     config = yaml.safe_load(config_file.read_text())
-    config["ray"] |= {"user": USER, "allow_root": False, "python": f"{RAY_HOME}/bin/python"}
+    config["ray"] |= {"user": USER, "allow_root": False, "python": f"{RAY_HOME}/bin/python", "gcs_store": True}
     config_file.write_text(yaml.safe_dump(config))
     machine = BootedNode(road.lab, CLOUD, find_easytier(None, default_cache_dir()))
     try:
@@ -150,14 +153,45 @@ def test_a_boot_makes_a_cluster(road: Road, machine: BootedNode) -> None:
     assert (status["overlay_ip"], status["node_rank"]) == ("10.10.0.2", 0)
     assert road.wait_ready(EDGE)["node_rank"] == 1
     wait_until("systemctl shows it", lambda: machine.show(UNIT, "StatusText"), wanted=lambda text: text == "Ready")
-    for name, unit in (("easytier", EASYTIER), ("raylet", RAY), ("gcs", RAY)):
-        cgroups = machine.path(Path(f"/proc/{machine.children()[name]}/cgroup")).read_text()
-        assert f"/{unit}\n" in cgroups
+    assert {name: unit_of(machine, name) for name in UNITS_OF_CHILDREN} == UNITS_OF_CHILDREN
+
+
+UNITS_OF_CHILDREN = {"easytier": EASYTIER, "raylet": RAY, "gcs": RAY}
+
+
+def unit_of(machine: BootedNode, child: str) -> str:
+    cgroups = machine.path(Path(f"/proc/{machine.children()[child]}/cgroup")).read_text()
+    return cgroups.strip().rpartition("/")[2]
+
+
+def kill_gcs(machine: BootedNode) -> None:
+    """SIGKILL; the daemon starts it again, in a unit of its own, as it was."""
+    before = machine.children()
+    argv = machine.path(Path(f"/proc/{before['gcs']}/cmdline")).read_bytes()
+    machine.run("kill", f"-{int(signal.SIGKILL)}", str(before["gcs"]), check=True)
+    after = wait_until(
+        "another GCS", machine.children, wanted=lambda found: found.get("gcs", 0) not in (0, before["gcs"])
+    )
+    assert after == {**before, "gcs": after["gcs"]}
+    assert unit_of(machine, "gcs") == GCS
+    process = machine.path(Path(f"/proc/{after['gcs']}"))
+    assert (process / "cmdline").read_bytes() == argv
+    assert process.stat().st_uid == (machine.root / HOME.relative_to("/")).stat().st_uid
+
+
+def test_a_gcs_that_dies_is_started_again_as_a_unit(road: Road, machine: BootedNode) -> None:
+    """As Ray's user. Nothing else is started anew, here or on the edge, also when it dies again."""
+    raylet = children(road.lab, EDGE)["raylet"]
+    for _ in range(2):
+        kill_gcs(machine)
+    wait_complete(machine, 120)
+    assert machine.show(GCS, "User") == str((machine.root / HOME.relative_to("/")).stat().st_uid)
+    assert children(road.lab, EDGE)["raylet"] == raylet
 
 
 def test_a_restart_and_a_crash_leave_the_cluster_and_the_run(road: Road, machine: BootedNode) -> None:
-    """`systemctl restart` and SIGKILL of the daemon: EasyTier, GCS, raylet, the edge's raylet and the driver go on, and
-    the run keeps its lock."""
+    """`systemctl restart` and SIGKILL of the daemon: EasyTier, the restarted GCS, raylet, the edge's raylet and the
+    driver go on, and the run keeps its lock."""
     machine.run("systemctl", "enable", "--quiet", "--now", TRAIN, check=True)
     wait_for_more(machine)
     before, raylet = machine.children(), children(road.lab, EDGE)["raylet"]
@@ -407,13 +441,23 @@ def see_the_run(browser: LaptopsBrowser) -> None:
     assert "runs · step " in browser.text("#run")
 
 
+def cluster_id_of(machine: BootedNode) -> str:
+    return str(json.loads(machine.path(Paths().processes / "ray.json").read_text())["cluster_id"])
+
+
+def tables_of(machine: BootedNode) -> dict[str, list[str]]:
+    python = f"{RAY_HOME}/bin/python"
+    answer = machine.run("edgelink", "exec", "--", python, "-c", TABLES, "10.10.0.2:6379", check=True)
+    return dict(json.loads(answer.stdout.splitlines()[-1]))
+
+
 @pytest.mark.parametrize("way", WAYS_DOWN)
 def test_a_machine_that_boots_again_gets_its_cluster_and_its_run_back(
     road: Road, machine: BootedNode, way: str
 ) -> None:
-    """Under a run: the same address, a complete cluster without a hand on the edge, and training from its newest
-    checkpoint."""
-    raylet = children(road.lab, EDGE)["raylet"]
+    """Under a run: the same address, a complete cluster without a hand on the edge, whose raylet stays, nobody left of
+    before, and training from its newest checkpoint."""
+    raylet, cluster_id = children(road.lab, EDGE)["raylet"], cluster_id_of(machine)
     if way == "reboot":
         took_s = machine.shut_down()
         print(f"went down in {took_s:.1f} s")
@@ -425,8 +469,11 @@ def test_a_machine_that_boots_again_gets_its_cluster_and_its_run_back(
     status = wait_complete(machine, COMPLETE_WITHIN_S)
     complete_s = time.monotonic() - booted_s
     assert (status["overlay_ip"], status["node_rank"]) == ("10.10.0.2", 0)
-    assert children(road.lab, EDGE)["raylet"] != raylet
+    assert unit_of(machine, "gcs") == RAY
     wait_for_more(machine)
+    assert (children(road.lab, EDGE)["raylet"], cluster_id_of(machine)) == (raylet, cluster_id)
+    expected = {"alive": ["10.10.0.2", "10.10.0.3"], "left": []}
+    wait_until("no ghosts", lambda: tables_of(machine), wanted=expected.__eq__)
     print(f"complete {complete_s:.1f} s after the boot, learning again after {time.monotonic() - booted_s:.1f} s")
     assert max(learned_again(learned(machine)), default=0) <= CHECKPOINT_EVERY
     assert learned(machine).count(1) == 1, "not from the beginning"
@@ -446,3 +493,11 @@ def test_a_run_that_is_done_is_not_started_again(machine: BootedNode) -> None:
         wait_until("it ends", lambda: machine.show(TRAIN, "ActiveState"), 240, wanted=lambda state: state == "inactive")
         assert (machine.show(TRAIN, "Result"), machine.show(TRAIN, "NRestarts")) == ("success", "0")
         assert learned(machine)[-1] == last
+
+
+def test_a_stop_of_ray_ends_a_gcs_that_was_started_again(machine: BootedNode) -> None:
+    """`edgelink stop --all`: it is in another unit than the rest of Ray."""
+    kill_gcs(machine)
+    machine.run("edgelink", "stop", "--all", check=True)
+    assert "active" not in {machine.show(unit, "ActiveState") for unit in (RAY, GCS)}
+    assert machine.run("pgrep", "-u", USER, "raylet|gcs_server").stdout == ""

@@ -124,6 +124,7 @@ async def head(tmp_path: Path) -> AsyncIterator[Head]:
 
 async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     """In the same run, under the same lock; its account says why, and its own output is untouched."""
+    head.grant["left_actors"] = ["replay (namespace train, on 10.10.0.3)"]
     run = await head.start(FAILS_ONCE, "--retries", "2")
     await head.started(1)
     head.lose_node()
@@ -134,6 +135,7 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     assert (one.split()[:2], two.split()[:2]) == (["attempt", "1"], ["attempt", "2"])
     assert one.split()[2] == two.split()[2], "the run's id"
     assert b"Ray on edge-1 had died; running it again, 1 of 2" in words
+    assert words.count(b"still alive: replay (namespace train, on 10.10.0.3)") == 1, "not before each attempt"
     last = head.records[-1]["attempts"]
     assert [(attempt["exit_status"], attempt["lost_nodes"]) for attempt in last] == [(5, ["edge-1"]), (0, [])]
     assert last[1]["step"] == "7"

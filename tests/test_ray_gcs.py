@@ -309,6 +309,30 @@ async def test_tables_on_which_ray_failed_to_start_twice_are_removed(bench: Benc
     assert not tables.exists()
 
 
+async def test_a_raylet_that_gives_up_on_its_agent_says_nothing_of_the_tables(bench: Bench) -> None:
+    """However often: the machine was too busy."""
+    clock = bench.clock = FakeClock()
+    head = bench.head()
+    await head.reconcile()
+    await head.stop()
+    tables = store_of(bench) / "tables"
+    tables.mkdir(parents=True)
+    (bench.fake.directory / "late").write_text("aborts")
+    for _ in range(3):
+        (bench.fake.directory / "dashboard_agent_listen_port_f00d").unlink(missing_ok=True)
+        look = asyncio.create_task(head.reconcile())
+        while not look.done():
+            await clock.advance(0.5)
+            await asyncio.sleep(0.01)
+        with refuses(RayClusterError, reason="TooBusyForRay"):
+            await look
+        await clock.advance(600)
+    (bench.fake.directory / "late").unlink()
+    await head.reconcile()
+    assert (bench.reason, len(bench.fake.starts)) == ("AliveInRay", 5)
+    assert tables.exists()
+
+
 def test_what_rocksdb_leaves_at_each_start_is_bounded(tmp_path: Path) -> None:
     """The newest stay; and nothing is removed where a link leads, which Ray's user may have put there."""
     elsewhere, store = tmp_path / "elsewhere", tmp_path / "gcs"

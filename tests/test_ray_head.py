@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import socket
 from ipaddress import IPv4Address
 
@@ -17,7 +18,7 @@ from edgelink.errors import PortBusyError, RayClusterError
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
-from edgelink.testing.clock import eventually
+from edgelink.testing.clock import FakeClock, eventually
 from edgelink.testing.payloads import entry_of
 
 
@@ -51,14 +52,25 @@ async def test_head_does_not_say_that_ray_starts_while_its_port_is_taken(head_be
 
 
 async def test_a_former_ray_that_ray_takes_for_one_that_runs_is_told_in_words(head_bench: Bench) -> None:
-    """`ray start` says so of any process that still names the address; it is tried again."""
-    words = "ConnectionError: Ray is trying to start at 127.0.0.1:6379, but is already running at 127.0.0.1:6379."
-    (head_bench.fake.directory / "fails").write_text(words)
+    """`ray start` finds its note and a process that still names the address: the note goes, and it is tried again."""
+    clock = head_bench.clock = FakeClock()
+    head, fails = head_bench.head(), head_bench.fake.directory / "fails"
+    assert head_bench.config.ray.temp_dir is not None
+    note = head_bench.config.ray.temp_dir / "sessions/ray_current_cluster"
+    os.mkfifo(fails)  # `ray start` waits there for its last words
+    look = asyncio.create_task(head.reconcile())
+    await eventually(lambda: len(head_bench.fake.starts) == 1)
+    address = f"127.0.0.1:{head_bench.config.ray.port}"
+    note.write_text(address)
+    words = f"ConnectionError: Ray is trying to start at {address}, but is already running at {address}."
+    await asyncio.to_thread(fails.write_text, words)
     with refuses(RayClusterError, "ray_current_cluster", reason="RayStartFailed"):
-        await head_bench.head().reconcile()
-    (head_bench.fake.directory / "fails").unlink()
-    await head_bench.head().reconcile()
-    assert head_bench.reason == "AliveInRay"
+        await look
+    assert not note.exists()
+    fails.unlink()
+    await clock.advance(20)
+    await head.reconcile()
+    assert (head_bench.reason, len(head_bench.fake.starts)) == ("AliveInRay", 2)
 
 
 async def test_what_former_jobs_have_left_in_ray_is_known(head_bench: Bench) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,14 @@ async def test_note_of_a_dead_cluster_is_removed(tmp_path: Path, node: RayNode, 
     note.write_text("192.0.2.1:6379")
     await node.stop()
     assert note.exists()
+
+
+async def test_note_in_the_directory_of_the_next_ray_is_removed(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
+    """Also where the last one kept its sessions elsewhere: `ray start` looks into the one that it is given."""
+    node.note_temp_dir(tmp_path / "former")
+    notes = [tmp_path / name / "ray_current_cluster" for name in ("former", "next")]
+    for note in notes:
+        note.parent.mkdir()
+        note.write_text("10.10.0.2:6379")
+    await node.start(replace(launch(fake), temp_dir=tmp_path / "next"), begun)
+    assert not any(note.exists() for note in notes)

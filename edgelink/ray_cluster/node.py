@@ -129,7 +129,7 @@ class RayNode:
         await self.stop()  # leftovers hold our ports
         check_ports(launch.ports)
         on_begin()
-        self._forget_address(launch.head)
+        self._forget_address(launch.head, launch.temp_dir)
         private_directory(self._record_path.parent)
         private_directory(self.log_path.parent)
         output.bound(self.log_path, _LOG_BYTES)
@@ -303,19 +303,21 @@ class RayNode:
             groups=user.groups,
         )
 
-    def _forget_address(self, head: str) -> None:
+    def _forget_address(self, head: str, next_temp_dir: Path | None = None) -> None:
         """Remove Ray's own note of a cluster that is no more, as `ray stop` would.
 
         With it, `ray start --head` refuses while any process of this machine names the same address, and
-        ray.init("auto") waits for the dead.
+        ray.init("auto") waits for the dead. It is removed from the last Ray's directory and from the next one's.
         """
-        note = temp_dir_here(self._paths, self._configured) / "ray_current_cluster"
-        with suppress(OSError):  # a directory that others may write to: no links, no pipes
-            descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as file:
-                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-                if is_file and file.read(_NOTE_BYTES).strip() == head.encode():
-                    note.unlink()
+        found = (temp_dir_here(self._paths, self._configured), next_temp_dir)
+        for directory in dict.fromkeys(path for path in found if path is not None):
+            note = directory / "ray_current_cluster"
+            with suppress(OSError):  # a directory that others may write to: no links, no pipes
+                descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                with os.fdopen(descriptor, "rb") as file:
+                    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                    if is_file and file.read(_NOTE_BYTES).strip() == head.encode():
+                        note.unlink()
 
     async def _give_up(self, leader: Identity, launch: RayLaunch, how: str, agent: AgentWatch) -> None:
         """Sweep up and raise."""
@@ -328,7 +330,7 @@ class RayNode:
         if was_busy:
             raise too_busy(self.ray_logs)
         if _LEFT_NOTE in words:
-            self._forget_address(launch.head)
+            self._forget_address(launch.head, launch.temp_dir)
             raise RayClusterError(
                 f"`ray start` took a former Ray at {launch.head} for one that runs: its note ray_current_cluster was "
                 "left, and a process of this machine still names that address",
