@@ -22,6 +22,7 @@ pytestmark = pytest.mark.processes
 
 # verl's own words in its examples: an array, and numbers that the shell makes up its mind about.
 SCRIPT = """
+[ -z "$SUBMITS" ] || python3 -m ray.dashboard.modules.job.cli submit -- python3 -m verl.trainer.main_ppo trainer.nnodes=9
 TRAINER=(
     trainer.nnodes=${NNODES:-3}
     trainer.n_gpus_per_node=${GPUS:-4}
@@ -43,6 +44,12 @@ class GlobalState:
             {"NodeID": name, "NodeManagerAddress": ip, "Resources": resources[name], "Alive": True}
             for name, ip in ips.items()
         ]
+    def placement_group_table(self):
+        return {}
+    def _connect_and_get_accessor(self):
+        return self
+    def get_actor_table(self, job, state):
+        return []
 """
 RAYLET = """
 class GcsClientOptions:
@@ -71,6 +78,13 @@ def verl(head: Head) -> Head:
         "verl/trainer/main_ppo.py": MAIN,
         "ray/__init__.py": "",
         "ray/_raylet.py": RAYLET,
+        "ray/dashboard/modules/job/cli.py": "import pathlib; pathlib.Path('submitted').touch()",
+        "ray/dashboard/__init__.py": "",
+        "ray/dashboard/modules/__init__.py": "",
+        "ray/dashboard/modules/job/__init__.py": "",
+        "ray/core/__init__.py": "",
+        "ray/core/generated/__init__.py": "",
+        "ray/core/generated/gcs_pb2.py": "",
         "ray/_private/__init__.py": "",
         "ray/_private/state.py": RAYS_STATE,
     }
@@ -84,6 +98,7 @@ def verl(head: Head) -> Head:
         "RLINF_COMM_NET_DEVICES": "et0",
         "EDGELINK_RAY_PYTHON": sys.executable,
         import_hook.HOOK: str(hook),
+        "PYTHONPATH": str(code),
     }
     head.grant = {"environment": environment}
     return head
@@ -101,13 +116,21 @@ async def run(verl: Head, *options: str, **shell: str) -> tuple[int | None, str]
 async def test_what_only_the_shell_knew_is_refused_once_it_is_known(verl: Head) -> None:
     """The whole script is ended, also one that would go on; the sentence is that of the check before a start."""
     status, words = await run(verl, VERL_WAITS="1")
-    assert "compared then" in words
+    assert "once its program starts" in words
     assert "trainer.nnodes=3 trainer.n_gpus_per_node=4" in words
     assert "--no-resource-check" in words
     assert status == ExitCode.CONFIG
     assert not (verl.directory / "trained").exists()
     (attempt,) = verl.records[-1]["attempts"]
     assert "trainer.nnodes=3" in attempt["what_followed"]
+
+
+async def test_a_job_that_a_script_submits_is_refused(verl: Head) -> None:
+    """Ray starts it elsewhere, so what is submitted counts."""
+    status, words = await run(verl, NNODES="2", SUBMITS="1")
+    assert status == ExitCode.CONFIG, words
+    assert "trainer.nnodes=9 trainer.n_gpus_per_node=8" in words
+    assert not (verl.directory / "after").exists()
 
 
 async def test_what_fits_is_started(verl: Head) -> None:

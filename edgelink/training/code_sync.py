@@ -83,7 +83,7 @@ def _of_path(value: str) -> Path:
 
 def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
     """As RLinf finds it: the checkout that the driver's interpreter imports it from, else the present directory."""
-    package = _imported_from(environment, directory)
+    package = imported_from(environment, directory)
     for parent in [] if package is None else [package, *package.parents][:_LEVELS_UP]:
         if (parent / "pyproject.toml").is_file():
             if (parent / "rlinf/__init__.py").is_file():
@@ -99,7 +99,7 @@ def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
     )
 
 
-def _imported_from(environment: Mapping[str, str], directory: Path) -> Path | None:
+def imported_from(environment: Mapping[str, str], directory: Path) -> Path | None:
     """Return the directory of the rlinf that the driver's `python` would import. None: it has none."""
     python = shutil.which("python", path=environment.get("PATH", os.defpath))
     try:
