@@ -154,6 +154,57 @@ async def test_without_the_hook_it_is_said_that_nothing_was_compared(verl: Head)
     assert "not compared" in words
 
 
+RLINF_SCRIPT = """
+python3 examples/train.py --config-path "$PWD/examples/config/" --config-name ${CONFIG_NAME:-large} || true
+touch after
+"""
+SECTION = """
+cluster:
+  num_nodes: {}
+  component_placement:
+    actor,rollout: all
+    env: {}
+"""
+
+
+@pytest.fixture
+def rlinf(verl: Head) -> Head:
+    """The same with RLinf, and one node of two GPUs."""
+    code = verl.directory / "code"
+    (code / "rlinf").mkdir()
+    (code / "rlinf/__init__.py").write_text("")
+    config = verl.directory / "examples/config"
+    config.mkdir(parents=True)
+    (config / "large.yaml").write_text(SECTION.format(9, "all"))
+    (config / "small.yaml").write_text(SECTION.format(1, "all"))
+    (config.parent / "train.py").write_text(f"import rlinf\n{MAIN}")
+    (verl.directory / "train.sh").write_text(RLINF_SCRIPT)
+    asker = verl.directory / f"import-hook/{os.getuid()}/report_command.py"
+    asker.write_text(asker.read_text().replace("WAIT_S = 2.0", "WAIT_S = 60.0"))  # on a busy machine, too
+    verl.alive = [{"rank": 0, "ip": "10.10.0.2", "accelerator": "NV_GPU", "accelerator_count": 2}]
+    return verl
+
+
+async def test_the_configuration_that_a_script_of_rlinf_chooses_is_judged(rlinf: Head) -> None:
+    """Whatever the shell makes of its options; RLinf itself would wait for nodes for ever."""
+    status, words = await run(rlinf)
+    assert status == ExitCode.CONFIG, words
+    assert "num_nodes" in words
+    assert "large.yaml" in words
+    assert not (rlinf.directory / "trained").exists()
+    status, words = await run(rlinf, CONFIG_NAME="small")
+    assert (status, (rlinf.directory / "trained").exists()) == (0, True), words
+
+
+async def test_a_configuration_other_than_the_cluster_files_is_said(rlinf: Head) -> None:
+    """The run was placed by the file; the program will place by its own."""
+    (rlinf.directory / "other.yaml").write_text(SECTION.format(1, "0"))
+    for name, is_said in (("other.yaml", True), ("examples/config/small.yaml", False)):
+        status, words = await run(rlinf, "--cluster", name, CONFIG_NAME="small")
+        assert status == 0, words
+        assert ("another cluster section" in words) is is_said
+
+
 def start(code: str, directory: Path, sock: str, *before: str) -> subprocess.CompletedProcess[str]:
     """A program that begins with the hook, and has a verl to import."""
     (directory / "verl").mkdir(exist_ok=True)
