@@ -22,7 +22,8 @@ pytestmark = pytest.mark.processes
 
 # verl's own words in its examples: an array, and numbers that the shell makes up its mind about.
 SCRIPT = """
-[ -z "$SUBMITS" ] || python3 -m ray.dashboard.modules.job.cli submit -- python3 -m verl.trainer.main_ppo trainer.nnodes=9
+SUBMIT="python3 -m ray.dashboard.modules.job.cli submit --"
+[ -z "$SUBMITS" ] || $SUBMIT python3 -m verl.trainer.main_ppo trainer.nnodes=9
 TRAINER=(
     trainer.nnodes=${NNODES:-3}
     trainer.n_gpus_per_node=${GPUS:-4}
