@@ -117,7 +117,7 @@ async def run(verl: Head, *options: str, **shell: str) -> tuple[int | None, str]
 async def test_what_only_the_shell_knew_is_refused_once_it_is_known(verl: Head) -> None:
     """The whole script is ended, also one that would go on; the sentence is that of the check before a start."""
     status, words = await run(verl, VERL_WAITS="1")
-    assert "once its program starts" in words
+    assert "its program starts" in words
     assert "trainer.nnodes=3 trainer.n_gpus_per_node=4" in words
     assert "--no-resource-check" in words
     assert status == ExitCode.CONFIG

@@ -127,7 +127,7 @@ def test_without_an_answer_the_driver_is_started(driver: Driver) -> None:
     assert "no such method" in said
 
 
-@pytest.mark.parametrize(("is_reported", "words"), [(True, "once its program starts"), (False, "not compared")])
+@pytest.mark.parametrize(("is_reported", "words"), [(True, "its program starts"), (False, "not compared")])
 def test_what_the_shell_decides_is_said(driver: Driver, is_reported: bool, words: str) -> None:
     """Ray is not asked; the program reports its words once it starts, where it can."""
     for argv in (["bash", "-c", MAIN + "$NNODES"], ["sh", "-ec", "exit"]):
