@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeLab
 from framework_python import FrameworkPython
-from machines import brought_up_on
+from machines import brought_up_on, wait_until
 
 from edgelink.errors import ExitCode
 from edgelink.lab import CLOUD
@@ -141,3 +142,53 @@ def test_openrlhfs_separate_groups_have_nodes_of_their_own(road: Road, tmp_path:
     refused = run(road, "python", script, *options, "--critic.num_nodes", "2")
     assert refused.returncode == ExitCode.CONFIG
     assert "critic (--critic.num_nodes 2 × --critic.num_gpus_per_node 1)" in refused.stderr
+
+
+VERLS_SCRIPT = """
+TRAINER=(
+    trainer.nnodes=${NNODES:-3}
+    trainer.n_gpus_per_node=${N_GPUS:-2}
+)
+echo began
+python3 -m verl.trainer.main_ppo "${TRAINER[@]}"
+"""
+OPENRLHFS_SCRIPT = """
+ACTOR=(--actor.num_nodes ${NNODES:-1} --actor.num_gpus_per_node ${N_GPUS:-4})
+python3 -m openrlhf.cli.train_ppo_ray "${ACTOR[@]}" --ref.num_gpus_per_node ${N_GPUS:-4} --train.colocate_all \\
+    --actor.model_name_or_path /nowhere --reward.remote_url http://127.0.0.1:5000 --algo.advantage.estimator reinforce
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "asked"),
+    [
+        (VERLS_SCRIPT, "trainer.nnodes=3 trainer.n_gpus_per_node=2"),
+        (OPENRLHFS_SCRIPT, "actor, ref (--actor.num_nodes 1 × --actor.num_gpus_per_node 4)"),
+    ],
+    ids=["verl", "openrlhf"],
+)
+def test_a_script_is_refused_by_the_words_that_python_has(road: Road, tmp_path: Path, script: str, asked: str) -> None:
+    """The real main module, whose options are in an array; nothing of it has run but the import of its package."""
+    (tmp_path / "train.sh").write_text(script)
+    refused = run(road, "bash", str(tmp_path / "train.sh"))
+    assert refused.returncode == ExitCode.CONFIG, refused.stderr
+    assert "its program starts" in refused.stderr
+    assert asked in refused.stderr
+
+
+def test_what_a_framework_waits_for_is_told(road: Road, tmp_path: Path) -> None:
+    """OpenRLHF itself says nothing while it waits for its placement group."""
+    (tmp_path / "train.sh").write_text(OPENRLHFS_SCRIPT)
+    log = tmp_path / "run.log"
+    command = ["edgelink", "run", "--no-preflight", "--no-resource-check", "--", "bash", str(tmp_path / "train.sh")]
+    driver = road.lab.popen(CLOUD, command, log, env=SHELL)
+    try:
+        wait_until("it has joined Ray", lambda: "Connected to Ray" in log.read_text(), LAUNCH_S)
+        joined_s = time.monotonic()
+        wait_until("it is told", lambda: "waits for 4 times 1 GPU and 1 CPU (PACK)" in log.read_text(), LAUNCH_S)
+        took_s = time.monotonic() - joined_s
+    finally:
+        driver.terminate()
+        driver.wait()
+    print(f"told {took_s:.1f} s after it had joined Ray")
+    assert took_s <= 15, "10 s once it waits, and what it does before"

@@ -58,6 +58,7 @@ class Head:
         self.directory = directory
         self.grant: dict[str, Any] = {"environment": {}}
         self.grants = True
+        self.alive: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
 
     def lose_node(self) -> None:
@@ -91,6 +92,9 @@ class Head:
         finally:
             self.open -= 1
 
+    async def _alive(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"nodes": self.alive, "paused": []}
+
     async def _environment(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return self.grant
 
@@ -102,6 +106,7 @@ class Head:
                 route("GET", "/status", self._status),
                 route("POST", "/run/record", self._record),
                 route("GET", "/driver-environment", self._environment),
+                route("GET", "/placement/nodes", self._alive),
                 stream_route("POST", "/run", self._run),
             ]
         ):

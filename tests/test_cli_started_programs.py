@@ -22,6 +22,8 @@ pytestmark = pytest.mark.processes
 
 # verl's own words in its examples: an array, and numbers that the shell makes up its mind about.
 SCRIPT = """
+SUBMIT="python3 -m ray.dashboard.modules.job.cli submit --"
+[ -z "$SUBMITS" ] || $SUBMIT python3 -m verl.trainer.main_ppo trainer.nnodes=9
 TRAINER=(
     trainer.nnodes=${NNODES:-3}
     trainer.n_gpus_per_node=${GPUS:-4}
@@ -43,6 +45,12 @@ class GlobalState:
             {"NodeID": name, "NodeManagerAddress": ip, "Resources": resources[name], "Alive": True}
             for name, ip in ips.items()
         ]
+    def placement_group_table(self):
+        return {}
+    def _connect_and_get_accessor(self):
+        return self
+    def get_actor_table(self, job, state):
+        return []
 """
 RAYLET = """
 class GcsClientOptions:
@@ -71,6 +79,13 @@ def verl(head: Head) -> Head:
         "verl/trainer/main_ppo.py": MAIN,
         "ray/__init__.py": "",
         "ray/_raylet.py": RAYLET,
+        "ray/dashboard/modules/job/cli.py": "import pathlib; pathlib.Path('submitted').touch()",
+        "ray/dashboard/__init__.py": "",
+        "ray/dashboard/modules/__init__.py": "",
+        "ray/dashboard/modules/job/__init__.py": "",
+        "ray/core/__init__.py": "",
+        "ray/core/generated/__init__.py": "",
+        "ray/core/generated/gcs_pb2.py": "",
         "ray/_private/__init__.py": "",
         "ray/_private/state.py": RAYS_STATE,
     }
@@ -84,6 +99,7 @@ def verl(head: Head) -> Head:
         "RLINF_COMM_NET_DEVICES": "et0",
         "EDGELINK_RAY_PYTHON": sys.executable,
         import_hook.HOOK: str(hook),
+        "PYTHONPATH": str(code),
     }
     head.grant = {"environment": environment}
     return head
@@ -101,13 +117,21 @@ async def run(verl: Head, *options: str, **shell: str) -> tuple[int | None, str]
 async def test_what_only_the_shell_knew_is_refused_once_it_is_known(verl: Head) -> None:
     """The whole script is ended, also one that would go on; the sentence is that of the check before a start."""
     status, words = await run(verl, VERL_WAITS="1")
-    assert "compared then" in words
+    assert "its program starts" in words
     assert "trainer.nnodes=3 trainer.n_gpus_per_node=4" in words
     assert "--no-resource-check" in words
     assert status == ExitCode.CONFIG
     assert not (verl.directory / "trained").exists()
     (attempt,) = verl.records[-1]["attempts"]
     assert "trainer.nnodes=3" in attempt["what_followed"]
+
+
+async def test_a_job_that_a_script_submits_is_refused(verl: Head) -> None:
+    """Ray starts it elsewhere, so what is submitted counts."""
+    status, words = await run(verl, NNODES="2", SUBMITS="1")
+    assert status == ExitCode.CONFIG, words
+    assert "trainer.nnodes=9 trainer.n_gpus_per_node=8" in words
+    assert not (verl.directory / "after").exists()
 
 
 async def test_what_fits_is_started(verl: Head) -> None:
@@ -129,6 +153,57 @@ async def test_without_the_hook_it_is_said_that_nothing_was_compared(verl: Head)
     status, words = await run(verl)
     assert (status, (verl.directory / "trained").exists()) == (0, True), words
     assert "not compared" in words
+
+
+RLINF_SCRIPT = """
+python3 examples/train.py --config-path "$PWD/examples/config/" --config-name ${CONFIG_NAME:-large} || true
+touch after
+"""
+SECTION = """
+cluster:
+  num_nodes: {}
+  component_placement:
+    actor,rollout: all
+    env: {}
+"""
+
+
+@pytest.fixture
+def rlinf(verl: Head) -> Head:
+    """The same with RLinf, and one node of two GPUs."""
+    code = verl.directory / "code"
+    (code / "rlinf").mkdir()
+    (code / "rlinf/__init__.py").write_text("")
+    config = verl.directory / "examples/config"
+    config.mkdir(parents=True)
+    (config / "large.yaml").write_text(SECTION.format(9, "all"))
+    (config / "small.yaml").write_text(SECTION.format(1, "all"))
+    (config.parent / "train.py").write_text(f"import rlinf\n{MAIN}")
+    (verl.directory / "train.sh").write_text(RLINF_SCRIPT)
+    asker = verl.directory / f"import-hook/{os.getuid()}/report_command.py"
+    asker.write_text(asker.read_text().replace("WAIT_S = 2.0", "WAIT_S = 60.0"))  # on a busy machine, too
+    verl.alive = [{"rank": 0, "ip": "10.10.0.2", "accelerator": "NV_GPU", "accelerator_count": 2}]
+    return verl
+
+
+async def test_the_configuration_that_a_script_of_rlinf_chooses_is_judged(rlinf: Head) -> None:
+    """Whatever the shell makes of its options; RLinf itself would wait for nodes for ever."""
+    status, words = await run(rlinf)
+    assert status == ExitCode.CONFIG, words
+    assert "num_nodes" in words
+    assert "large.yaml" in words
+    assert not (rlinf.directory / "trained").exists()
+    status, words = await run(rlinf, CONFIG_NAME="small")
+    assert (status, (rlinf.directory / "trained").exists()) == (0, True), words
+
+
+async def test_a_configuration_other_than_the_cluster_files_is_said(rlinf: Head) -> None:
+    """The run was placed by the file; the program will place by its own."""
+    (rlinf.directory / "other.yaml").write_text(SECTION.format(1, "0"))
+    for name, is_said in (("other.yaml", True), ("examples/config/small.yaml", False)):
+        status, words = await run(rlinf, "--cluster", name, CONFIG_NAME="small")
+        assert status == 0, words
+        assert ("another cluster section" in words) is is_said
 
 
 def start(code: str, directory: Path, sock: str, *before: str) -> subprocess.CompletedProcess[str]:

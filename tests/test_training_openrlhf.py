@@ -56,25 +56,6 @@ def test_what_starts_it_takes_no_option_away(starter: str) -> None:
         assert bundles(f"{starter} {program} {options}") == bundles(f"{program} {options}") != {}
 
 
-@pytest.mark.parametrize(
-    ("options", "unread"),
-    [
-        ("${ARGS[@]}", "${ARGS[@]}"),
-        (f"{ACTOR} $MORE", "$MORE"),
-        ("--train.colocate_all $MORE", "$MORE"),
-        ("--ckpt ${MORE[@]}", "${MORE[@]}"),
-        ("--ckpt $DIR --data $DIR", None),
-        ("--ckpt=$DIR > $LOG", None),
-        ("2>&1 | tee $LOG", None),
-    ],
-)
-def test_of_what_the_shell_may_add_no_default_is_taken(options: str, unread: str | None) -> None:
-    """Its scripts keep options in arrays. An option's value is one word, and what comes after the command is none."""
-    found = asked(f"{PPO} {options}".split())
-    assert (found.demands == ()) is (unread is not None)
-    assert (unread or "") in found.unclear
-
-
 def test_of_other_programs_only_what_is_written_counts() -> None:
     """Their defaults are their own."""
     assert bundles("python launch.py") == {}
@@ -98,9 +79,9 @@ def test_what_contradicts_itself_is_refused(options: str, named: list[str]) -> N
         asked(f"{PPO} {options}".split())
 
 
-def test_a_number_that_only_the_shell_knows_is_said() -> None:
+def test_what_is_no_number_is_said() -> None:
     """Nothing is guessed then."""
-    found = asked(f"{PPO} --actor.num_nodes $N".split())
+    found = asked(f"{PPO} --actor.num_nodes two".split())
     assert found.demands == ()
     assert "actor.num_nodes" in found.unclear
 
@@ -111,10 +92,10 @@ def test_a_number_that_only_the_shell_knows_is_said() -> None:
         ({"ray": "2.47.1", "grpcio": "1.80.0"}, ["ray 2.47.1", "2.48"]),
         ({"ray": "2.55.0", "grpcio": "1.71.2"}, ["grpcio 1.71.2", "1.74"]),
         ({"ray": "2.48.0", "grpcio": "1.74.0rc1"}, []),
-        ({"ray": "3.0", "grpcio": None}, []),
+        ({"ray": "3.0"}, []),
     ],
 )
-def test_versions_are_compared_as_numbers(versions: dict[str, str | None], named: list[str]) -> None:
+def test_versions_are_compared_as_numbers(versions: dict[str, str], named: list[str]) -> None:
     """1.9 is less than 1.74; what is not there is not old."""
     problem = too_old(versions)
     assert (problem is not None) == bool(named)

@@ -48,22 +48,27 @@ class ReadCluster:
             raise error.located(self.source, self.lines) from error
 
 
-def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
+def read_cluster(
+    path: Path, overrides: Sequence[str], python: Path | None, environment: Mapping[str, str] | None = None
+) -> ReadCluster:
     """The cluster section of ``path``, composed where it has a ``defaults`` list or interpolations.
 
     Args:
         overrides: Hydra's, as on the command line of the training program.
         python: interpreter that has hydra; None: ``ray.python``, else the first that has it of this one and python3.
+        environment: what the interpreter composes it with; None: our own.
 
     Raises:
         PlacementError: unreadable, no cluster section, it cannot be composed, or Hydra refuses it.
     """
-    read = _read_cluster(path, overrides, python)
+    read = _read_cluster(path, overrides, python, environment)
     notices = (*read.notices, *note_own_placement(read.content))
     return replace(read, notices=notices, installed=installed_rlinf(python))
 
 
-def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
+def _read_cluster(
+    path: Path, overrides: Sequence[str], python: Path | None, environment: Mapping[str, str] | None
+) -> ReadCluster:
     """Return the same without what is for the program to say."""
     file = read_yaml(path)
     defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
@@ -71,7 +76,7 @@ def _read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> 
         return _as_written(file, path)
     why_not = []
     for candidate in interpreters(python):
-        composed, problem = _compose(candidate, path, overrides)
+        composed, problem = _compose(candidate, path, overrides, environment)
         if composed is not None:
             section = section_of(composed["section"], str(path), {})
             return ReadCluster(section, file.notices, composed.get("content"), str(path))
@@ -111,13 +116,15 @@ def _names(defaults: Any) -> list[str]:
     return [name for name in named if name != "_self_"] or ["the defaults list"]
 
 
-def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+def _compose(
+    python: Path, path: Path, overrides: Sequence[str], environment: Mapping[str, str] | None
+) -> tuple[dict[str, Any] | None, str]:
     """Return the interpreter's answer, or None and why there is none.
 
     Raises:
         PlacementError: Hydra refuses the file.
     """
-    status, answer = ask(python, _HELPER, [str(path.absolute()), *overrides])
+    status, answer = ask(python, _HELPER, [str(path.absolute()), *overrides], environment=environment)
     if status == 0 and "section" in answer:
         return answer, ""
     problem = str(answer.get("error", "gave no answer"))

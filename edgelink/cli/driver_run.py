@@ -25,7 +25,7 @@ from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.patience import call, waiting_for
 from edgelink.cli.preflight import PreflightWishes, check_before_launch, trainer_options
-from edgelink.cli.ray_pending import pending_told
+from edgelink.cli.ray_watch import RayWatch, ray_watched
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
@@ -142,7 +142,8 @@ class _Run:
         try:
             while True:
                 granted = self._claim()
-                self._attempts.append(self._attempt(granted))
+                with ray_watched(granted, say) as ray:
+                    self._attempts.append(self._attempt(granted, ray))
                 decision = decide(self._supervision, self._attempts, backoff)
                 self._note_end(decision)
                 if decision.why:
@@ -194,7 +195,7 @@ class _Run:
             self._request = request
             return granted
 
-    def _attempt(self, granted: dict[str, Any]) -> Ended:
+    def _attempt(self, granted: dict[str, Any], ray: RayWatch) -> Ended:
         """Run the driver once."""
         assert self._request is not None
         number = len(self._attempts) + 1
@@ -230,7 +231,7 @@ class _Run:
                 self._argv,
                 program,
                 environment,
-                granted["nodes"],
+                ray.nodes,
                 say,
                 compares=compares,
                 is_reported=compares and bool(environment.get(HOOK)),
@@ -251,11 +252,12 @@ class _Run:
         control = DriverControl()
         started_s = self._clock.monotonic_s()
         tail = MetricsTail(metrics)
-        look = partial(self._look, step, tail)
+        look = partial(self._look, step, tail, ray)
         self._request.follow(granted["nodes"], self._supervision, control, look)
-        started = StartedPrograms(environment, granted["nodes"], compared, control)
+        node_socket = self._paths.node_socket
+        started = StartedPrograms(environment, ray.nodes, compared, self._section, node_socket, control)
         reports = started.heard_at(self._directory / "started.sock") if compares else nullcontext(dict[str, str]())
-        with reports as reporting, pending_told(granted, say, self._note_pending):
+        with reports as reporting:
             status = run_driver(
                 [program, *self._argv[1:]], {**environment, **reporting}, present_directory(), control=control
             )
@@ -285,8 +287,9 @@ class _Run:
             while not self._request.nodes.lost and self._clock.monotonic_s() < deadline_s:
                 self._clock.block(_LOOK_S)
 
-    def _look(self, step: Path, tail: MetricsTail) -> None:
-        """How far the driver is, and what its steps were like, where it says so."""
+    def _look(self, step: Path, tail: MetricsTail, ray: RayWatch) -> None:
+        """How far the driver is, and what its steps were like, where it says so; and what waits in Ray for room."""
+        self._note(waits_for=ray.waits_for)
         with suppress(OSError):
             self._note(step=step.read_text(errors="replace").strip()[:64])
         with suppress(OSError), self._looking:
@@ -301,9 +304,6 @@ class _Run:
             self._record = before.model_copy(update={"attempts": (*before.attempts[:-1], attempt)})
         if self._record != before and self._request is not None:
             self._request.tell_record()
-
-    def _note_pending(self, waits_for: tuple[str, ...]) -> None:
-        self._note(waits_for=waits_for)
 
     def _note_end(self, decision: Decision) -> None:
         ended = self._attempts[-1]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ import yaml
 from edgelink.cli.layout import tell
 from edgelink.cli.patience import call
 from edgelink.cli.preflight import exchange, nodes_that_talk
-from edgelink.config import load_config
+from edgelink.cli.rlinf_program import InstalledRlinf
 from edgelink.config.paths import Paths
-from edgelink.errors import ConfigError, UsageError
+from edgelink.errors import UsageError
 from edgelink.files import write_named
 from edgelink.placement import Plan
-from edgelink.training.code_sync import imported_from
 from edgelink.training.link_budget import RlinfConfig, crossing_lines, net_emulation
 from edgelink.training.preflight import Finding, Question, failed, judge
 from edgelink.training.trainer.link_budget.links import Measured, measured
@@ -70,11 +67,19 @@ class Budget:
     is_refused: bool
 
 
-def link_budget(plan: Plan, file: Path, content: Any, wishes: BudgetWishes, say: Callable[[str], None]) -> Budget:
+def link_budget(
+    plan: Plan,
+    file: Path,
+    content: Any,
+    rlinf: InstalledRlinf | None,
+    wishes: BudgetWishes,
+    say: Callable[[str], None],
+) -> Budget:
     """Measure the links that ``plan`` uses, and predict.
 
     Args:
         content: all of ``file``, composed where that could be done.
+        rlinf: the RLinf that is installed here.
 
     Raises:
         PlacementError: the placement has no actor, rollout and env that could talk.
@@ -88,7 +93,7 @@ def link_budget(plan: Plan, file: Path, content: Any, wishes: BudgetWishes, say:
         raise UsageError(f"{file} places no actor, rollout and env", hint=hint)
     config = RlinfConfig.of(content)
     names = {int(node.rank): node.hostname or node.ip for node in plan.nodes if node.rank is not None}
-    rules = _rlinf_rules() if config else (TRAINER,)
+    rules = _rlinf_rules(rlinf) if config else (TRAINER,)
     if wishes.links_file:
         links = _read(wishes.links_file, names)
     else:
@@ -153,19 +158,11 @@ def _why(error: Exception) -> str:
     return str(error) if type(error) is ValueError else "it tells nothing of traffic"
 
 
-def _rlinf_rules() -> tuple[str, ...]:
-    """Whose hold for the RLinf that is here; where there is none, all, the dearest first."""
-    package = imported_from(os.environ, Path.cwd()) or next(_installed(), None)
-    if package is None:
+def _rlinf_rules(rlinf: InstalledRlinf | None) -> tuple[str, ...]:
+    """Return the rules of traffic of the installed RLinf; without one, of all versions, the dearest first."""
+    if rlinf is None:
         return RLINF_BY_ENV, RLINF_BY_ROLLOUT
-    return (RLINF_BY_ROLLOUT if any(package.rglob(_COLLECTOR)) else RLINF_BY_ENV,)
-
-
-def _installed() -> Iterator[Path]:
-    """RLinf beside the interpreter that runs the training."""
-    with suppress(ConfigError):
-        if (python := load_config().ray.python) is not None:
-            yield from python.parent.parent.glob("lib/python3*/site-packages/rlinf")
+    return (RLINF_BY_ROLLOUT if any(rlinf.at.rglob(_COLLECTOR)) else RLINF_BY_ENV,)
 
 
 def _has_robots(plan: Plan) -> bool:

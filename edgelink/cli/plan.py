@@ -135,7 +135,7 @@ def _budget(plan: Plan, file: Path, read: ReadCluster, wishes: BudgetWishes) -> 
         return None
     from edgelink.cli.link_budget import link_budget
 
-    return link_budget(plan, file, read.content, wishes, say)
+    return link_budget(plan, file, read.content, read.installed, wishes, say)
 
 
 def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from edgelink.cli.users_python import ask, interpreters
 from edgelink.errors import PlacementError
+from edgelink.frameworks.packages import HELPER as INSTALLED
 from edgelink.placement import Notice, Packed, Plan
 
 OWN_PLACEMENT = "placed_by_program"
 _HELPER = Path(__file__).parent.parent / "frameworks" / "rlinf_placement.py"
-_INSTALLED = _HELPER.with_name("installed.py")
 _REFUSED = 4  # of the helper
 _CLASSES = {  # by runner.task_type, as rlinf/config.py and the programs below examples/reasoning and examples/agent
     "reasoning": "ModelParallelComponentPlacement",
@@ -26,18 +26,20 @@ _CLASSES = {  # by runner.task_type, as rlinf/config.py and the programs below e
 
 @dataclass(frozen=True)
 class InstalledRlinf:
-    """The RLinf of an interpreter. ``versions``: what ``rlinf_rules`` takes."""
+    """The RLinf of an interpreter. ``at``: its directory. ``versions``: what ``rlinf_rules`` takes."""
 
     python: Path
+    at: Path
     versions: Mapping[str, str | None]
 
 
 def installed_rlinf(python: Path | None) -> InstalledRlinf | None:
     """Return the RLinf of the first interpreter that has one. None: none has."""
     for candidate in interpreters(python):
-        status, answer = ask(candidate, _INSTALLED, [])
+        status, answer = ask(candidate, INSTALLED, ["rlinf", "torch"])
         if status == 0 and answer.get("rlinf") is not None:
-            return InstalledRlinf(candidate, {"version": answer["rlinf"], "torch": answer["torch"]})
+            versions = {"version": answer["rlinf"]["version"], "torch": (answer["torch"] or {}).get("version")}
+            return InstalledRlinf(candidate, Path(answer["rlinf"]["at"]), versions)
     return None
 
 

@@ -8,11 +8,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from edgelink.cli.compose import read_cluster
 from edgelink.cli.layout import say
-from edgelink.errors import EdgelinkError
+from edgelink.cli.patience import call
+from edgelink.errors import EdgelinkError, PlacementError
+from edgelink.frameworks.hydra_words import hydra_config
 from edgelink.launch.command_report import StartedProgram, command_reports
+from edgelink.placement import Node, plan
+from edgelink.process.procfs import directory_of, environment_of
 from edgelink.training.driver import DriverControl
-from edgelink.training.launch_check import check_started
+from edgelink.training.launch_check import RaysNodes, check_started
 from edgelink.training.resources import Demand
 
 
@@ -21,22 +26,28 @@ class StartedPrograms:
 
     Args:
         environment: the driver's.
-        nodes: as the head granted them.
+        nodes: what each node has in Ray.
         compared: what was compared before the start.
+        section: the cluster section that was resolved before the start. None: there was none.
+        node_socket: the head's daemon is asked there for the nodes that are alive.
         control: ends the driver when one of its programs is refused, also a shell that would go on without it.
     """
 
     def __init__(
         self,
         environment: Mapping[str, str],
-        nodes: Sequence[Mapping[str, Any]],
+        nodes: RaysNodes,
         compared: Sequence[Demand],
+        section: Mapping[str, Any] | None,
+        node_socket: Path,
         control: DriverControl,
     ) -> None:
         self.refusal: EdgelinkError | None = None
         self._environment = environment
         self._nodes = nodes
         self._compared = compared
+        self._section = section
+        self._node_socket = node_socket
         self._control = control
         self._one_at_a_time = threading.Lock()
 
@@ -47,17 +58,42 @@ class StartedPrograms:
     def _may_go_on(self, started: StartedProgram) -> bool:
         with self._one_at_a_time:
             try:
-                check_started(
-                    started.words,
-                    started.package,
-                    started.python,
-                    self._environment,
-                    self._nodes,
-                    say,
-                    compared=self._compared,
-                )
+                if started.package == "rlinf":
+                    self._check_rlinf(started)
+                else:
+                    check_started(
+                        started.package.partition(".")[0],
+                        started.words,
+                        started.python,
+                        self._environment,
+                        self._nodes,
+                        say,
+                        compared=self._compared,
+                    )
             except EdgelinkError as error:
                 self.refusal = error
                 self._control.end()
                 return False
         return True
+
+    def _check_rlinf(self, started: StartedProgram) -> None:
+        """Resolve the configuration that a program of RLinf really has; the script may have chosen another.
+
+        Raises:
+            PlacementError: it cannot be placed on the nodes that are alive.
+        """
+        config = hydra_config(started.words, directory_of(started.pid))
+        if config is None:
+            return
+        try:
+            read = read_cluster(config.file, config.overrides, Path(started.python), environment_of(started.pid))
+        except PlacementError as error:
+            say(f"warning: not compared with what the cluster has: {error}")
+            return
+        if read.section == self._section:
+            return
+        alive = call(self._node_socket, "GET", "/placement/nodes")
+        with read.located():
+            plan(read.section, [Node(**node) for node in alive["nodes"]], rules=read.rules)
+        if self._section is not None:
+            say(f"warning: the program runs {config.file} with another cluster section than that of --cluster")

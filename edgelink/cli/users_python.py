@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,33 @@ def interpreters(named: Path | None) -> list[Path]:
     return [Path(path) for path in dict.fromkeys(found) if path]
 
 
-def ask(python: Path, helper: Path, arguments: Sequence[str], question: str = "") -> tuple[int | None, dict[str, Any]]:
+def ask(
+    python: Path,
+    helper: Path,
+    arguments: Sequence[str],
+    question: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int | None, dict[str, Any]]:
     """Run ``helper`` and return its exit status and the JSON of its last line.
 
     The status is None if there was no answer. What went wrong stands below ``error``.
+
+    Args:
+        environment: what the helper runs with; None: our own.
     """
     try:
         if os.geteuid() == 0 and python.stat().st_uid != 0:
             return None, {"error": "root does not run an interpreter that belongs to somebody else"}
         command = [str(python), str(helper), *arguments]
-        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            input=question,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
         answer = json.loads((done.stdout.strip().splitlines() or ["{}"])[-1])
     except subprocess.TimeoutExpired:
         return None, {"error": f"gave no answer within {_TIMEOUT_S:g} s"}

@@ -1,7 +1,10 @@
-"""Tells which RLinf and torch an interpreter has; run by the *user's* interpreter, which imports neither.
+"""Tells which packages an interpreter has; run by the *user's* interpreter, which imports none of them.
 
-The last line of stdout is ``{"rlinf": "0.4.0", "torch": "2.8.0"}``; null for what is not there, "" for a version that
-nobody can tell. A checkout on the search path counts like what is installed.
+    installed.py PACKAGE…
+
+The last line of stdout is ``{"rlinf": {"version": "0.4.0", "at": "/src/rlinf"}, "torch": null}``; null for what is not
+there, "" for a version or a directory that nobody can tell. A checkout on the search path counts like what is
+installed.
 """
 
 import sys
@@ -17,20 +20,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def version_of(name: str) -> "str | None":
-    """Return the version of a package: of the checkout that would be imported, else of the installed one."""
-    is_there = False
-    with suppress(ImportError, OSError, ValueError):
-        spec = find_spec(name)
-        is_there = spec is not None
-        if spec is not None and spec.origin is not None:
-            project = (Path(spec.origin).parent.parent / "pyproject.toml").read_text()
-            if found := re.search(r'^version\s*=\s*"([^"]+)"', project, re.MULTILINE):
-                return found.group(1)
+def package(name: str) -> "dict[str, str] | None":
+    """Return version and directory of a package: of the checkout that would be imported, else of the installed one."""
+    at = number = None
+    with suppress(ImportError, ValueError):
+        if (spec := find_spec(name)) is not None:
+            at = str(Path(spec.origin).resolve().parent) if spec.origin else ""
     with suppress(PackageNotFoundError):
-        return version(name)
-    return "" if is_there else None
+        number = version(name)
+    if at:
+        with suppress(OSError):
+            project = (Path(at).parent / "pyproject.toml").read_text()
+            if found := re.search(r'^version\s*=\s*"([^"]+)"', project, re.MULTILINE):
+                number = found.group(1)
+    return None if at is None and number is None else {"version": number or "", "at": at or ""}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({name: version_of(name) for name in ("rlinf", "torch")}) + "\n")
+    sys.stdout.write(json.dumps({name: package(name) for name in sys.argv[1:]}) + "\n")

@@ -7,7 +7,9 @@ A shell has done its part by then: arrays, ``${GPUS:-8}`` and scripts within scr
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,15 +19,17 @@ from pathlib import Path
 SOCKET = "EDGELINK_RUN_SOCKET"
 _MOST_BYTES = 4 * 1024 * 1024  # the kernel lets a command line have 2 MiB
 _READ_S = 5.0
+_UCRED = struct.Struct("3i")  # process, user and group, as the kernel knows them
 
 
 @dataclass(frozen=True)
 class StartedProgram:
-    """``package``: the framework's. ``words``: the whole command line, the interpreter first."""
+    """``package``: what it imported. ``words``: the whole command line, the interpreter first. ``pid``: its process."""
 
     package: str
     python: str
     words: tuple[str, ...]
+    pid: int = 0
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -45,7 +49,8 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         told = json.loads(self.rfile.readline(_MOST_BYTES))
-        started = StartedProgram(str(told["package"]), str(told["python"]), tuple(map(str, told["words"])))
+        pid, _, _ = _UCRED.unpack(self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        started = StartedProgram(str(told["package"]), str(told["python"]), tuple(map(str, told["words"])), pid)
         answer = {"go_on": self.server.may_go_on(started)}
         with suppress(OSError):  # it has gone on meanwhile
             self.wfile.write(json.dumps(answer).encode() + b"\n")

@@ -1,10 +1,11 @@
-"""Tells what waits in Ray for room: placement groups and actors; run by *Ray's* interpreter, beside a driver.
+"""Tells what Ray's nodes have, and which placement groups and actors wait for room; run by *Ray's* interpreter.
 
     ray_pending.py ADDRESS
 
-It needs nothing but the standard library and ray, asks the GCS only, and counts as no driver. It prints a line at each
-change, until its input ends: ``{"waiting": [{"id": …, "what": …, "strategy": …, "bundles": [{"GPU": 4.0}, …], "never":
-…}], "nodes": [{"ip": …, "total": {…}, "free": {…}}]}``. ``never``: Ray says that no node has so much.
+It needs nothing but the standard library and ray, asks the GCS only, and counts as no driver. It prints a line at once
+and at each change, until its input ends: ``{"waiting": [{"id": …, "what": …, "strategy": …, "bundles": [{"GPU": 4.0},
+…], "never": …}], "nodes": [{"ip": …, "total": {…}, "free": {…}}]}``. ``never``: Ray says that no node has so much.
+``nodes`` is null, with ``error``, while Ray has not answered yet.
 """
 
 import sys
@@ -87,22 +88,25 @@ def look(state: Any) -> "tuple[dict[str, Any], list[dict[str, Any]]]":
 def main() -> int:
     state: Any = None
     before: dict[str, Any] = {}
-    told: list[str] = []
-    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+    told: dict[str, Any] = {}
+    while True:
         try:
             state = state or connect(sys.argv[1])
             waiting, nodes = look(state)
-        except Exception:  # Ray's own, whatever they are; a GCS that is away is asked again
+        except Exception as error:  # Ray's own, whatever they are; a GCS that is away is asked again
             state = None
-            continue
-        # What is there for a moment only, while Ray makes it, is no news.
-        twice = sorted(identity for identity in waiting if identity in before)[:MOST]
-        before = waiting
-        if twice != told:
-            told = twice
-            sys.stdout.write(json.dumps({"waiting": [waiting[each] for each in twice], "nodes": nodes}) + "\n")
+            answer = told or {"waiting": [], "nodes": None, "error": f"{type(error).__name__}: {error}"}
+        else:
+            # What is there for a moment only, while Ray makes it, is no news.
+            twice = sorted(identity for identity in waiting if identity in before)[:MOST]
+            before = waiting
+            answer = {"waiting": [waiting[each] for each in twice], "nodes": nodes}
+        if answer != told:
+            told = answer
+            sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
-    return 0
+        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            return 0
 
 
 if __name__ == "__main__":

@@ -66,6 +66,14 @@ def arguments_of(pid: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, words.removesuffix(b"\0").split(b"\0"))) if words else ()
 
 
+def directory_of(pid: int) -> Path:
+    """The working directory; the root directory when the process is gone or not ours to see."""
+    try:
+        return (_PROC / str(pid) / "cwd").readlink()
+    except OSError:
+        return Path("/")
+
+
 def network_namespace_of(pid: int) -> str:
     """Which network namespace a process lives in; empty when it is gone or not ours to see."""
     try:

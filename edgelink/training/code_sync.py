@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgelink.errors import ConfigError
+from edgelink.frameworks.packages import packages_of
 
 NAME = "RLINF_CODE_WORKING_DIR"
 WARN_BYTES = 100_000_000
@@ -17,7 +18,6 @@ _OFF = ("", "0", "false", "no", "off")
 _SHOWN = 5
 _LOOK_S = 20.0
 _LEVELS_UP = 12  # as far up as RLinf looks
-_FIND = "import importlib.util as u; s = u.find_spec('rlinf'); print(s.origin if s and s.origin else '')"
 
 
 def is_auto(environment: Mapping[str, str]) -> bool:
@@ -83,16 +83,15 @@ def _of_path(value: str) -> Path:
 
 def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
     """As RLinf finds it: the checkout that the driver's interpreter imports it from, else the present directory."""
-    origin = imported_from(environment, directory)
-    if origin is not None:
-        for parent in [origin.parent, *origin.parent.parents][:_LEVELS_UP]:
-            if (parent / "pyproject.toml").is_file():
-                if (parent / "rlinf/__init__.py").is_file():
-                    return parent / "rlinf"
-                raise _refused("auto", f"{parent} has a pyproject.toml, but no rlinf/", "give the checkout's path")
+    package = imported_from(environment, directory)
+    for parent in [] if package is None else [package, *package.parents][:_LEVELS_UP]:
+        if (parent / "pyproject.toml").is_file():
+            if (parent / "rlinf/__init__.py").is_file():
+                return parent / "rlinf"
+            raise _refused("auto", f"{parent} has a pyproject.toml, but no rlinf/", "give the checkout's path")
     if (directory / "pyproject.toml").is_file() and (directory / "rlinf/__init__.py").is_file():
         return (directory / "rlinf").resolve()
-    where = f"rlinf is installed in {origin.parent}" if origin else "the driver's python has no rlinf"
+    where = f"rlinf is installed in {package}" if package else "the driver's python has no rlinf"
     raise _refused(
         "auto",
         f"there is no checkout to carry: {where}, and {directory} is no checkout",
@@ -101,24 +100,13 @@ def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
 
 
 def imported_from(environment: Mapping[str, str], directory: Path) -> Path | None:
-    """Where the driver's `python` would import rlinf from; it is looked for, not imported."""
+    """Return the directory of the rlinf that the driver's `python` would import. None: it has none."""
     python = shutil.which("python", path=environment.get("PATH", os.defpath))
-    if python is None:
-        return None
     try:
-        answer = subprocess.run(
-            [python, "-c", _FIND],
-            env=dict(environment),
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=_LOOK_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        found = packages_of(python, ["rlinf"], environment, directory).get("rlinf") if python else None
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    lines = answer.stdout.splitlines()
-    return Path(lines[-1]).resolve() if answer.returncode == 0 and lines and lines[-1] else None
+    return Path(found.at) if found is not None and found.at else None
 
 
 def _files(package: Path) -> dict[Path, int]:

@@ -76,6 +76,7 @@ VERL = Framework(
     names_head=True,
     noset=MappingProxyType({"AMD_GPU": ("ROCR", "HIP"), "NPU": ("ASCEND_RT",)}),
     modules=("verl",),
+    without_ray=re.compile(r"verl\.(trainer\.sft_trainer|trainer\.main_eval|model_merger)$"),
 )
 # Nothing is known of it, so it may be RLinf in disguise: what would do harm on other machines is kept out.
 PLAIN = Framework("plain", keeps_out=frozenset({Kind.NETWORK, Kind.HOME}))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgelink.errors import ConfigError
-from edgelink.training.command_words import arguments_of, known_to_the_shell, module_of
-from edgelink.training.resources import Demand
+from edgelink.training.command_words import arguments_of, module_of
+from edgelink.training.resources import Asked, Demand
 
 MINIMUM = {"ray": (2, 48), "grpcio": (1, 74)}  # of OpenRLHF's own requirements since 0.8.10
 _CPUS_A_BUNDLE = 1.0
@@ -49,14 +48,6 @@ _TYPES = {"algo.kl.init_coef": float, "algo.advantage.estimator": str, "reward.r
 _TYPES |= {"train.agent_func_path": str}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """``unclear``: why the command line cannot be read, or "" where it can."""
-
-    demands: tuple[Demand, ...] = ()
-    unclear: str = ""
-
-
 def asked(words: Sequence[str]) -> Asked:
     """What a command of OpenRLHF, given as its words, asks of Ray.
 
@@ -65,9 +56,8 @@ def asked(words: Sequence[str]) -> Asked:
     Raises:
         ConfigError: OpenRLHF would refuse it, but only after it has waited for a placement group.
     """
-    arguments = arguments_of(words, ("openrlhf",))
     try:
-        given = vars(_parser().parse_known_args(arguments)[0])
+        given = vars(_parser().parse_known_args(arguments_of(words, ("openrlhf",)))[0])
     except argparse.ArgumentError as error:
         return Asked(unclear=str(error))
     sizes = ("num_nodes", "num_gpus_per_node")
@@ -75,22 +65,19 @@ def asked(words: Sequence[str]) -> Asked:
     is_trainer = _TRAINER.match(module_of(words, ("openrlhf",)) or "") is not None
     if not is_trainer and not named and "vllm.num_engines" not in given:
         return Asked()
-    switches = {f"--{each}" for name in _SWITCHES for each in (name, _FORMER[name])}
-    if unread := known_to_the_shell(arguments, switches):
-        return Asked(unclear=f"only the shell knows what {', '.join(unread)} is")
     options = {**_DEFAULTS, **given}
     groups = _groups(options) & (set(_GROUPS) if is_trainer else named)
     return Asked(tuple(_demands(options, groups)))
 
 
-def too_old(versions: dict[str, str | None]) -> str | None:
-    """What of the driver's interpreter OpenRLHF does not work with; ``versions``: of ray and grpcio, None: not there.
+def too_old(versions: Mapping[str, str]) -> str | None:
+    """What of the driver's interpreter OpenRLHF does not work with; ``versions``: of ray and grpcio.
 
     The first that is too old; a package that is not there is OpenRLHF's to miss.
     """
     for package, minimum in MINIMUM.items():
-        version = versions.get(package)
-        number = tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
+        version = versions.get(package, "")
+        number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if number and number < minimum:
             return f"{package} {version} is too old: OpenRLHF works with {'.'.join(map(str, minimum))} and later"
     return None

@@ -31,6 +31,14 @@ class Demand:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a command asks of Ray. ``unclear``: what of it cannot be read, or ""."""
+
+    demands: tuple[Demand, ...] = ()
+    unclear: str = ""
+
+
+@dataclass(frozen=True)
 class Shortage:
     """A demand for which there is no room; ``fitting``: so many of its groups have room after the demands before it."""
 

@@ -8,12 +8,10 @@ then waits for ever for a group that no node has room for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from edgelink.training.command_words import arguments_of, known_to_the_shell, module_of
-from edgelink.training.resources import Demand
+from edgelink.training.command_words import module_of
+from edgelink.training.resources import Asked, Demand
 
-CPUS_A_DEVICE = 3.0  # RayResourcePool's max_colocate_count in the trainer
 _TRAINER = "trainer"
 _DEFAULTS = {"trainer.nnodes": "1", "trainer.n_gpus_per_node": "8"}
 _WITH_DEFAULTS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_v0")
@@ -26,21 +24,11 @@ _SWITCHES = {  # of a pool of its own: of a reward model since 0.7 and before, a
 _ROLLOUT = "rollout"  # of the trainers that generate apart from it: fully_async_policy, one_step_off_policy
 
 
-@dataclass(frozen=True)
-class Asked:
-    """``unclear``: settings whose values nobody but the shell or a file knows."""
-
-    demands: tuple[Demand, ...]
-    unclear: tuple[str, ...] = ()
-
-
 def asked(words: Sequence[str]) -> Asked:
     """What a command of verl, given as its words, asks of Ray."""
     given = _overrides(words)
-    module = module_of(words, ("verl",))
     is_own = any(word.split("=")[0] in _OWN_CONFIG for word in words)
-    is_open = bool(known_to_the_shell(arguments_of(words, ("verl",))))
-    if module in _WITH_DEFAULTS and not (is_own or is_open):
+    if module_of(words, ("verl",)) in _WITH_DEFAULTS and not is_own:
         given = {**_DEFAULTS, **given}
     demands: list[Demand] = []
     unclear: list[str] = []
@@ -51,14 +39,9 @@ def asked(words: Sequence[str]) -> Asked:
             nodes, devices = names
             what = " ".join(f"{name}={number}" for name, number in numbers.items())
             demands.append(Demand(what, groups=numbers[nodes], devices=numbers[devices]))
-        elif (module is not None and is_open) or not given.keys().isdisjoint(names):
+        elif not given.keys().isdisjoint(names):
             unclear += [name for name in names if name not in numbers]
-    return Asked(tuple(demands), tuple(unclear))
-
-
-def with_cpus(demands: Sequence[Demand]) -> tuple[Demand, ...]:
-    """The same with the CPUs that verl's bundles ask for beside each device."""
-    return tuple(Demand(each.what, each.groups, each.devices, CPUS_A_DEVICE) for each in demands)
+    return Asked(tuple(demands), ", ".join(unclear))
 
 
 def _overrides(words: Sequence[str]) -> Mapping[str, str]:

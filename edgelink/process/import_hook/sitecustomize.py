@@ -11,7 +11,9 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
-FRAMEWORKS = ("verl", "openrlhf")  # whose command lines `edgelink run` compares with what the cluster has
+# What a program imports whose command line `edgelink run` compares with what the cluster has. The last is imported by
+# `ray job submit`.
+REPORTED = ("verl", "openrlhf", "rlinf", "ray.dashboard.modules.job.cli")
 HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib does, too
 
 
@@ -47,7 +49,7 @@ class Finder:
                 return load("grpc_patience").find_spec(
                     sys.meta_path[sys.meta_path.index(self) + 1 :], name, path, target
                 )
-            if name in FRAMEWORKS and os.environ.get("EDGELINK_RUN_SOCKET"):
+            if name in REPORTED and os.environ.get("EDGELINK_RUN_SOCKET"):
                 load("report_command").report(name)
         except Exception:  # noqa: S110 - whatever it is, those who come next will find it
             pass

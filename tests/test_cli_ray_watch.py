@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edgelink.cli.ray_pending import Pending, waits_for
+from edgelink.cli.ray_watch import RayWatch, waits_for
 from edgelink.launch.ray_pending import actors_waiting, groups_waiting
 from edgelink.training.resources import NodeResources
 
@@ -52,14 +53,37 @@ def test_each_thing_is_said_once_and_noted_while_it_waits() -> None:
     """Also when what is free changes meanwhile."""
     said: list[str] = []
     noted: list[tuple[str, ...]] = []
-    pending = Pending(GRANTED, said.append, noted.append)
+    watch = RayWatch(GRANTED, said.append)
     nodes = [{"ip": "10.10.0.2", "total": {"GPU": 4.0}, "free": {"GPU": 1.0}}]
     for waiting in ([POOL], [POOL, CRITIC], [CRITIC], [POOL], []):
-        pending.hear({"waiting": waiting, "nodes": nodes})
+        watch.hear({"waiting": waiting, "nodes": nodes})
+        noted.append(watch.waits_for)
         nodes = [{**nodes[0], "free": {"GPU": 0.0}}]
     pool, critic = said
     assert noted == [(pool,), (pool, critic), (critic,), (pool,), ()]
     assert "cloud" in pool
+
+
+def test_what_each_node_has_is_known_once_ray_has_answered() -> None:
+    """By the names that people know, also after the helper has ended."""
+    watch = RayWatch(GRANTED, lambda _: None)
+    nodes = [{"ip": ip, "total": {"GPU": 4.0}, "free": {"GPU": 1.0}} for ip in ("10.10.0.3", "10.10.0.2", "10.10.0.9")]
+    threading.Timer(0.05, watch.hear, [{"waiting": [], "nodes": nodes}]).start()
+    assert [node.name for node in watch.nodes()] == ["10.10.0.9", "cloud", "edge-1"]
+    watch.hear_nothing("it ended")
+    assert len(watch.nodes()) == len(nodes)
+
+
+def test_why_ray_does_not_answer_is_said() -> None:
+    """By the helper, or of it."""
+    for tell in (
+        lambda watch: watch.hear({"waiting": [], "nodes": None, "error": "no such method"}),
+        lambda watch: watch.hear_nothing("no such method"),
+    ):
+        watch = RayWatch(GRANTED, lambda _: None)
+        tell(watch)
+        with pytest.raises(LookupError, match="no such method"):
+            watch.nodes()
 
 
 def table(**changes: Any) -> dict[str, dict[str, Any]]:
