@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from conftest import MakeLab
@@ -39,7 +40,7 @@ def test_twenty_nodes_run_a_command_within_three_seconds(road: Road) -> None:
 
 
 def busy_s() -> float:
-    user, nice, system, *_ = map(int, open("/proc/stat").readline().split()[1:])
+    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
