@@ -35,7 +35,7 @@ def test_twenty_nodes_run_a_command_within_three_seconds(road: Road) -> None:
         road.lab.exec(CLOUD, ["edgelink", "exec", *EDGES, "--", "true"], capture=True, check=True, timeout_s=60)
         took_s.append(time.monotonic() - began_s)
         loads.append((round(busy_s() - cpu_s, 2), os.getloadavg()[0]))
-    print(f"exec on {len(EDGES)} nodes took {took_s}; busy CPU seconds of the machine and its load: {loads}")
+    print(f"exec, {len(EDGES)} nodes: {took_s} s; CPU of the machine, load: {loads}")
     assert min(took_s) <= ALL_WITHIN_S
 
 

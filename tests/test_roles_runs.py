@@ -515,7 +515,7 @@ async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tm
         assert head.runs.granted_to is not None
         with refuses(RunInProgressError):
             await first(head.requests.stream_apps(ANOTHER, {}), "granted")
-        account.end(3, "actor is started again (1 of 3): it ended with status 3", lost=("edge-1",))
+        account.end(3, "started again", lost=("edge-1",))
         account.begin()
         await head.requests.note(ROOT, {"record": account.record.model_dump(mode="json")})
     assert head.runs.lock.holder is None

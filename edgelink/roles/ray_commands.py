@@ -35,7 +35,7 @@ async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
         UsageError: it is somebody else.
         ConfigError, MissingDependencyError: nobody can say who that user is.
     """
-    if caller.uid not in (0, ray.user_uid):  # who that user is, is not known yet
+    if ray.is_enabled and caller.uid not in (0, ray.user_uid):  # who that user is, is not known yet
         await ray.prepare()
     caller.require(ray.user_uid)
 

@@ -232,9 +232,11 @@ class ExecDoor:
                 request = open_request(Envelope.model_validate_json(text), asker, hello, b64encode(asker_key).decode())
                 seal = sealed
                 if request.connections is not None:
-                    answer = await self._connections(request.connections, (await self._user()).uid)
-                    text = json.dumps(answer_with(answer)).encode()
-                    await loop.sock_sendall(connection, seal.seal(channel.CONNECTIONS, text))
+                    who, uid = self._who(request, asker), (await self._user()).uid
+                    answer = answer_with(await self._connections(request.connections, uid, who))
+                    async with timeout(REQUEST_WITHIN_S):
+                        sealed_answer = seal.seal(channel.CONNECTIONS, json.dumps(answer).encode())
+                        await loop.sock_sendall(connection, sealed_answer)
                     return
                 await self._run(connection, request, asker, seal, frames.rest)
             except (UntrustedError, ValidationError, ValueError) as error:
@@ -272,7 +274,7 @@ class ExecDoor:
         }
         _log.info(
             "exec.started",
-            asked_by=f"{request.asked_by or 'somebody'} on {asker.hostname}",
+            asked_by=self._who(request, asker),
             user=user.name,
             program=request.argv[0],
             arguments=len(request.argv) - 1,
@@ -305,13 +307,18 @@ class ExecDoor:
             finally:
                 meeting.unlink(missing_ok=True)
 
-    async def _connections(self, about: AboutConnections, uid: int | None) -> dict[Ends, int]:
+    @staticmethod
+    def _who(request: ExecRequest, asker: DirectoryEntry) -> str:
+        return f"{request.asked_by or 'somebody'} on {asker.hostname}"
+
+    async def _connections(self, about: AboutConnections, uid: int | None, asked_by: str) -> dict[Ends, int]:
         """Return the connections that are asked for; those of the user ``uid`` may be closed. Raises EdgelinkError."""
         running = self._board.facts.running
         if running is None:
             return {}
         if about.closes:
-            _log.info("exec.connections_closed", connections=[" - ".join(ends) for ends in about.closes])
+            closed = [" - ".join(ends) for ends in about.closes]
+            _log.info("exec.connections_closed", asked_by=asked_by, connections=closed)
         return await asyncio.to_thread(connections, about.question, running.lease.overlay_ip, uid)
 
     async def _user(self) -> RayUser:
@@ -408,7 +415,7 @@ class ExecDoor:
             about = AboutConnections.model_validate(body)
         except ValidationError as error:
             raise UsageError(f"the question has {error.error_count()} unusable fields") from error
-        return answer_with(await self._connections(about, caller.uid or None))
+        return answer_with(await self._connections(about, caller.uid or None, user_name(caller.uid)))
 
     async def _ssh_keys(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /exec/ssh-keys``: what a node's hello says of its sshd. Raises UntrustedError, UsageError."""
