@@ -118,9 +118,9 @@ class RunRequests:
         with self._runs.lock.held_by(caller, run_id, is_under_way=is_under_way):
             self._runs.note(record)
             if not is_under_way:
-                self._runs.lock.grant(self._runs.ranks(), None)
+                self._runs.lock.grant(self._runs.roster.ranks(), None)
             elif self._runs.lock.ranks is None:
-                self._runs.lock.use_ranks(self._runs.ranks())
+                self._runs.lock.use_ranks(self._runs.roster.ranks())
             log.info("runs.apps_granted", holder=self._runs.lock.holder, is_under_way=is_under_way)
             self._runs.show_granted()
             yield {"event": "granted", "environment": self._ray.program_environment(caller.uid), "nodes": []}
