@@ -7,7 +7,6 @@ time to live, which the relay alone judges. Everything that waits takes a :class
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -42,6 +41,8 @@ class SystemClock:
         return datetime.now(UTC)
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio  # half of what the runner of a program costs, which has no event loop
+
         await asyncio.sleep(seconds)
 
     def block(self, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ from seized_broker import Lie, Target
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
+from edgelink.launch.remote_request import ExecRequest
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import find_mosquitto
-from edgelink.registry.keys import NodeKey
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.network_watch import known_state
 from edgelink.registry.topics import Topics
 
@@ -81,6 +83,27 @@ class SeizedBroker:
             state = known_state(paths[name].state)
             assert state is not None
             found += seized_broker.lies(target, state, words)
+        return found
+
+    def requests_for_programs(self, node: str, *argv: str) -> list[Lie]:
+        """Requests to a node whose words were recorded, signed by the true keys of all others, on all it listens to."""
+        own, topics = self._members[node], self._topics
+        found: list[Lie] = []
+        for key in self._members.values():
+            key_of_connection = base64.b64encode(secrets.token_bytes(32)).decode()
+            request = ExecRequest(
+                network_id=topics.network_id,
+                node_id=own.node_id,
+                challenge=secrets.token_hex(32),
+                node_key=key_of_connection,
+                asker_key=key_of_connection,
+                argv=argv,
+            )
+            payload = key.sign(Kind.EXEC_REQUEST, request).model_dump_json().encode()
+            of_node = (topics.lease, topics.secrets, topics.node_reply)
+            for topic in (*self.topics_of(node), topics.directory, topics.cluster, topics.report_request):
+                found.append((topic, payload))
+            found += [(topic(own.node_id), payload) for topic in of_node]
         return found
 
     @contextlib.contextmanager

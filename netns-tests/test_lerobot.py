@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from conftest import MakeLab
 from faults import cut
 from framework_python import FrameworkPython, other_python
@@ -172,7 +173,7 @@ class Page:
     """The how-to page about LeRobot, with the paths of this machine and a robot that has no hardware."""
 
     def __init__(self, lab: Lab, lerobot: FrameworkPython, directory: Path) -> None:
-        self._lab, self._directory = lab, directory
+        self._lab, self._python, self._directory = lab, lerobot.python, directory
         self.log, self.policy = directory / "commands", directory / "act"
         self._replaced = {
             "/opt/lerobot/bin/python": str(lerobot.python),
@@ -181,32 +182,48 @@ class Page:
             f"--robot.side={SIDE}",
             "/opt/policies/act": str(self.policy),
             "--policy_device=cuda": "--policy_device=cpu",
-            "-m lerobot.rl.learner --config_path=train.json": f"{HIL} learner train.json",
-            "-m lerobot.rl.actor --config_path=train.json": f"{HIL} actor train.json",
+            "-m, lerobot.rl.learner, --config_path=train.json": f"{HIL}, learner, train.json",
+            "-m, lerobot.rl.actor, --config_path=train.json": f"{HIL}, actor, train.json",
         }
         page = HOW_TO / "lerobot.md"
         self._steps = steps(page)
-        (configuration,) = re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        (configuration,) = self._blocks(page, "json")
         (directory / "train.json").write_text(configuration)
         (directory / IMPATIENT).mkdir()
         (directory / IMPATIENT / "train.json").write_text(configuration.replace("50051", "50052"))
+        (apps,) = self._blocks(page, "yaml")
+        pair = yaml.safe_load(self._here(apps))
+        for app in pair["apps"].values():
+            app["env"] = OFFLINE
+        (directory / "hil.yaml").write_text(yaml.safe_dump(pair))
+
+    @staticmethod
+    def _blocks(page: Path, language: str) -> list[str]:
+        return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+    def _here(self, text: str) -> str:
+        for written, here in self._replaced.items():
+            text = text.replace(written, here)
+        return text
 
     def command(self, part: str) -> list[str]:
         """The one command of the page with this in it."""
         (found,) = (step.command for step in self._steps if part in step.command)
-        for written, here in self._replaced.items():
-            found = found.replace(written, here)
-        return shlex.split(found.removeprefix("sudo "))
+        return shlex.split(self._here(found).removeprefix("sudo "))
 
-    def start(self, node: str, part: str, *, has_hook: bool = True) -> Path:
-        """Return where its output goes. Without the import hook it is another pair, at a port of its own."""
-        directory, words = self._directory, self.command(part)
-        if not has_hook:
-            directory, program = directory / IMPATIENT, words.index("--") + 1
-            words[program:program] = ["env", "EDGELINK_IMPORT_HOOK="]
-        log = directory / f"{part}.log"
-        self._lab.popen(node, words, log, env=OFFLINE, cwd=directory)
+    def start(self, node: str, part: str) -> Path:
+        """Return where its output goes."""
+        log = self._directory / f"{part}.log"
+        self._lab.popen(node, self.command(part), log, env=OFFLINE, cwd=self._directory)
         return log
+
+    def start_without_hook(self, node: str, side: str) -> Path:
+        """Start one side of another pair, at a port of its own; return where its output goes."""
+        directory = self._directory / IMPATIENT
+        program = [str(self._python), str(HIL), side, "train.json"]
+        words = ["edgelink", "exec", "--", "env", "EDGELINK_IMPORT_HOOK=", *program]
+        self._lab.popen(node, words, directory / f"{side}.log", env=OFFLINE, cwd=directory)
+        return directory / f"{side}.log"
 
 
 @pytest.fixture
@@ -216,7 +233,8 @@ def page(lab: Lab, lerobot: FrameworkPython, tmp_path: Path) -> Page:
 
 def told(log: Path, what: str) -> list[tuple[float, int, int]]:
     """When each came, its number, and the process that told it."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    said = [line.rpartition(" | ")[2] for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}")]
     return [(line["at_s"], line["number"], line["pid"]) for line in lines if line["what"] == what]
 
 
@@ -243,21 +261,20 @@ def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: 
     opened to it."""
     subprocess.run([lerobot.python, POLICY, page.policy, "2", str(SIDE)], check=True)
     head = overlay_ip(lab, CLOUD)
-    learner = page.start(CLOUD, "lerobot.rl.learner")
+    pair = page.start(CLOUD, "run --apps")
     page.start(CLOUD, "policy_server")
-    page.start(CLOUD, "lerobot.rl.learner", has_hook=False)
+    page.start_without_hook(CLOUD, "learner")
     for port in (50051, 50052, 8080):
         at = wait_until(f"{port} is listened on", lambda port=port: listening(lab, port), IMPORT_S)
         assert at == {head}, "by its name, at the overlay's address and at no other"
     assert not reaches(lab, head, 8080)
     lab.exec(RELAY, page.command("access allow head tcp/8080"), capture=True, check=True)
     wait_until("8080 is open to the robot", lambda: reaches(lab, head, 8080))
-    actor = page.start(EDGE, "lerobot.rl.actor")
     page.start(EDGE, "robot_client")
-    impatient = page.start(EDGE, "lerobot.rl.actor", has_hook=False)
+    impatient = page.start_without_hook(EDGE, "actor")
     came = {
-        "parameters": lambda: [at_s for at_s, *_ in told(actor, "parameters")],
-        "transitions": lambda: [at_s for at_s, *_ in told(learner, "transition")],
+        "parameters": lambda: [at_s for at_s, *_ in told(pair, "parameters")],
+        "transitions": lambda: [at_s for at_s, *_ in told(pair, "transition")],
         "commands": lambda: commands(page.log),
     }
     for what, seen in came.items():
@@ -273,12 +290,12 @@ def test_lerobots_own_programs_go_on_after_a_cut(lab: Lab, page: Page, lerobot: 
         after_s = wait_until(what, lambda seen=seen: [at_s - back_s for at_s in seen() if at_s > back_s])[0]
         print(f"{what}: {after_s:.1f} s after the link")
         assert after_s <= BACK_S, what
-    assert told(actor, "ended") == [], "the actor's threads live"
+    assert told(pair, "ended") == [], "the actor's threads live"
     assert {
-        len({pid for *_, pid in told(actor, "parameters")}),
-        len({pid for *_, pid in told(learner, "transition")}),
+        len({pid for *_, pid in told(pair, "parameters")}),
+        len({pid for *_, pid in told(pair, "transition")}),
     } == {1}
-    numbers = [number for _, number, _ in told(learner, "transition")]
+    numbers = [number for _, number, _ in told(pair, "transition")]
     assert numbers == list(range(1, len(numbers) + 1)), "none was lost"
     wait_until("a thread of the actor without the hook has ended", lambda: told(impatient, "ended"), ENDED_S)
 

@@ -178,7 +178,8 @@ def wait_for_end_of_change(lab: Lab, node: str) -> None:
 def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
     """Somebody has the broker, the relay's TLS key, the keys of all nodes but one, and all that was said of a change of
     the secret. That node keeps its secret, its EasyTier, its Ray and its membership, also when its daemon is started
-    anew meanwhile; what is said is refused, counted, and told of once."""
+    anew meanwhile; what is said is refused, counted, and told of once. Nobody has a program run by way of the broker,
+    whoever signed the request; the head's own request, by the overlay, is served as ever."""
     recorders = {name: Recorder(lab, name, tmp_path / f"{name}.jsonl") for name in MEMBERS}
     lab.exec(RELAY, ["edgelink", "rotate-secret", "--hold", "0"], capture=True, check=True, timeout_s=60)
     present, recorded = current(lab), {name: recorder.end() for name, recorder in recorders.items()}
@@ -191,6 +192,8 @@ def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
 
     seized = SeizedBroker(lab, tmp_path)
     said = seized.lies(recorded)
+    has_run = tmp_path / "has-run"
+    asking = seized.requests_for_programs("edge-1", "touch", str(has_run))
     with seized.running():
         seized.say(said)
         seized.say(said)
@@ -203,6 +206,15 @@ def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
                 wanted=lambda count, to_it=to_it: count >= to_it,
             )
             assert_told_once(lab, name, known[name])
+        so_far, to_it = refusals(lab, "edge-1"), sum(topic in seized.topics_of("edge-1") for topic, _ in asking)
+        seized.say(asking)
+        wait_until(
+            "edge-1 has refused what asks for a program",
+            lambda: refusals(lab, "edge-1") - so_far,
+            wanted=lambda count: count >= to_it,
+        )
+        ran = lab.exec("cloud", ["edgelink", "exec", "edge-1", "--", "hostname"], capture=True, timeout_s=60)
+        assert (ran.stdout, has_run.exists()) == ("edge-1\n", False), ran.stderr
         lab.kill("edge-1")
         lab.start("edge-1")
         seized.say(said)

@@ -46,7 +46,8 @@ def spec(*members: DirectoryEntry) -> ClusterSpec:
 
 def network(running: Membership | None, *entries: DirectoryEntry) -> Network:
     nobody = frozenset[str]()
-    return Network(running, Directory(network_id="n", epoch=1, entries=entries), None, nobody, nobody, nobody, nobody)
+    directory = Directory(network_id="n", epoch=1, entries=entries)
+    return Network(running, directory, None, nobody, nobody, nobody, nobody, nobody)
 
 
 def ips(*entries: DirectoryEntry) -> dict[str, IPv4Address]:
@@ -103,6 +104,25 @@ def test_the_head_counts_members_that_are_online_or_that_a_run_relies_on(
     assert found is not None
     assert (found.needed, found.relays, found.members) == ({}, ips(RELAY, RELAY_2), ips(*counted))
     assert found.others == ips(*(one for one in (EDGE_1, EDGE_2, EDGE_3) if one not in counted))
+
+
+@pytest.mark.parametrize("members", [(), (CLOUD, EDGE_1)], ids=["a head without Ray", "a head with Ray"])
+def test_the_silence_of_a_node_without_ray_is_told_as_soon_as_a_members(
+    memberships: dict[str, Membership], members: tuple[DirectoryEntry, ...]
+) -> None:
+    """It is asked as often, as long as it is online; others, such as an edge, need not know."""
+    now = replace(
+        network(memberships["cloud"], *EVERYBODY),
+        cluster_spec=spec(*members) if members else None,
+        online=frozenset({EDGE_3.node_id}),
+        without_ray=frozenset({EDGE_2.node_id, EDGE_3.node_id}),
+    )
+    found = targets(now, relays_carry=True)
+    assert found is not None
+    assert found.members == ips(EDGE_3)
+    of_edge = targets(replace(now, running=memberships["edge-1"]), relays_carry=True)
+    assert of_edge is not None
+    assert not of_edge.members
 
 
 def test_an_existing_overlay_needs_no_relay(memberships: dict[str, Membership]) -> None:

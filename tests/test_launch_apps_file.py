@@ -10,7 +10,7 @@ from telling import Words, refuses
 from edgelink.errors import ConfigError
 from edgelink.launch.app_environment import app_environment
 from edgelink.launch.apps_file import Where, check_nodes, filled, order, read_apps_file
-from edgelink.launch.port_progress import PortProgress, bytes_of
+from edgelink.launch.port_progress import PortProgress
 
 NODES = {"cloud": Where("cloud", "10.10.0.2", is_here=True), "edge-1": Where("edge-1", "10.10.0.3", is_here=False)}
 PAIR = """
@@ -73,18 +73,6 @@ def test_a_node_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) ->
     path = write(tmp_path, PAIR)
     with refuses(ConfigError, "edge-1", "cloud"):
         check_nodes(path, read_apps_file(path), {"cloud": NODES["cloud"]})
-
-
-def test_the_bytes_of_each_connection_are_read() -> None:
-    """Both ways together; an IPv4 address in an IPv6 socket, as gRPC has it, is one."""
-    text = (
-        "0 0 [::ffff:10.10.0.2]:50051 [::ffff:10.10.0.3]:41000 cubic bytes_sent:9 bytes_acked:7 bytes_received:5 x:1\n"
-        "0 0 10.10.0.2:50051 10.10.0.4:41001 cubic rto:200\n"
-    )
-    assert bytes_of(text) == {
-        ("10.10.0.2:50051", "10.10.0.3:41000"): 12,
-        ("10.10.0.2:50051", "10.10.0.4:41001"): 0,
-    }
 
 
 def test_only_what_has_moved_and_could_move_is_stuck() -> None:

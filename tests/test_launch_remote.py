@@ -92,6 +92,13 @@ def test_a_request_for_anything_else_is_refused(changes: dict[str, str]) -> None
         open_request(request(told, **changes), ENTRIES[0], told, ASKER_KEY)
 
 
+@pytest.mark.parametrize("changes", [{"argv": ()}, {"connections": {"ports": [50051]}}], ids=["nothing", "both"])
+def test_a_request_asks_for_one_thing(changes: dict[str, Any]) -> None:
+    """A node that took one of two would do what the other end did not mean."""
+    with pytest.raises(ValueError, match="one thing"):
+        request(hello(), **changes)
+
+
 def test_a_request_that_another_node_signed_is_refused() -> None:
     told = hello()
     with pytest.raises(UntrustedError):

@@ -80,7 +80,8 @@ async def test_it_is_for_root_and_the_user_of_ray(tmp_path: Path) -> None:
     async def prepare() -> None:
         pass
 
-    node, ray = SimpleNamespace(api=LocalApi(tmp_path / "socket")), SimpleNamespace(user_uid=1000, prepare=prepare)
+    node = SimpleNamespace(api=LocalApi(tmp_path / "socket"))
+    ray = SimpleNamespace(user_uid=1000, is_enabled=True, prepare=prepare)
     verb = EdgeRay(cast(Node, node), cast(RayEdgeReconciler, ray))
     with pytest.raises(UsageError, match="may not"):
         await anext(verb.restart(Caller(1, 1001, 1001), {}))

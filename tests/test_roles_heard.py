@@ -17,11 +17,15 @@ WANTED = {"wanted": ["10.10.0.3", "10.10.0.4", "10.10.0.5"]}
 
 class Ray:
     user_uid = TRAINER
+    is_enabled = True
 
     async def prepare(self) -> None:
         """It is known who that user is."""
 
-    def command_environment(self) -> dict[str, str]:
+    def command_environment(self, uid: int) -> dict[str, str]:
+        return {}
+
+    def program_environment(self, uid: int) -> dict[str, str]:
         return {}
 
 

@@ -17,9 +17,16 @@ from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 EVERYWHERE = {"GET /status", "POST /stop", "GET /log", "GET /board", "GET /paths", "GET /peers", "POST /ping"}
-EXEC = {"POST /exec/look", "POST /exec/sign", "POST /exec/ssh-keys"}
+EXEC = {"POST /exec/look", "POST /exec/sign", "POST /exec/ssh-keys", "POST /exec/connections"}
 NODES = {*EVERYWHERE, *EXEC, "POST /renew", "POST /knock", "GET /environment", "POST /restart-ray"}
-RUNS = {"POST /run", "POST /run/record", "POST /run/metrics", "GET /driver-environment", "GET /placement/nodes"}
+RUNS = {
+    "POST /run",
+    "POST /run/record",
+    "POST /run/apps",
+    "POST /run/metrics",
+    "GET /driver-environment",
+    "GET /placement/nodes",
+}
 HEADS = {*NODES, *RUNS, "GET /nodes", "POST /wait", "POST /reports", "GET /heard", "POST /stop-all", "POST /want-ray"}
 LEASES = {"GET /leases", "GET /leases/{node}", "PATCH /leases/{node}", "DELETE /leases/{node}"}
 TOKENS = {"GET /tokens", "POST /tokens", "DELETE /tokens/{token_id}"}

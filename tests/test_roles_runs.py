@@ -17,7 +17,9 @@ from stopping import stop_request
 from telling import Words, refuses
 
 from edgelink.api.server import Caller
+from edgelink.config import Config
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
+from edgelink.launch.run_account import RunAccount
 from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.membership import RayMember
@@ -496,3 +498,30 @@ async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
         assert head.runs.lock.holder is not None
         head.enrol(CLOUD)
         head.runs.ray_members_changed([member("10.10.0.2", 0)])
+
+
+@pytest.mark.parametrize("has_ray", [True, False])
+async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tmp_path: Path, has_ray: bool) -> None:
+    """It gets what gives gRPC its patience; the record that it keeps is shown, and outlives it."""
+    head = Head(tmp_path, config=Config.model_validate({"ray": {"enabled": has_ray, "user": "root"}}))
+    head.enrol(head.own, EDGE_1)
+    account = RunAccount("pair.yaml", 3, head.clock)
+    account.begin()
+    told = {"record": account.record.model_dump(mode="json")}
+    async with aclosing(head.requests.stream_apps(ROOT, told)) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
+        assert int(granted["environment"]["EDGELINK_GRPC_TIMEOUT_MS"]) > 300_000
+        assert head.node.conditions.get("DriverRunning").reason == "Granted"
+        assert head.runs.granted_to is not None
+        with refuses(RunInProgressError):
+            await first(head.requests.stream_apps(ANOTHER, {}), "granted")
+        account.end(3, "started again", lost=("edge-1",))
+        account.begin()
+        await head.requests.note(ROOT, {"record": account.record.model_dump(mode="json")})
+    assert head.runs.lock.holder is None
+    assert head.node.conditions.get("DriverRunning").reason == "NoRun"
+    assert head.runs.record is not None
+    one, two = head.runs.record["attempts"]
+    assert (one["exit_status"], one["lost_nodes"]) == (3, ["edge-1"])
+    assert (two["number"], two["exit_status"]) == (2, None)
+    assert two["ended_at"] is not None, "the command that kept the record is gone"

@@ -12,12 +12,17 @@ from telling import Words, refuses
 
 from edgelink.errors import ExitCode
 from edgelink.launch.apps_file import AppsFile, Where
+from edgelink.launch.connections import ConnectionsQuestion, Ends
 from edgelink.launch.remote_channel import OUTPUT
 from edgelink.launch.remote_program import ConnectionLostError, Program, RemoteProgramError
 from edgelink.runs.apps import AppsRun
 from edgelink.testing import FakeClock
 
-NODES = {"cloud": Where("cloud", "10.10.0.2", is_here=True), "edge-1": Where("edge-1", "10.10.0.3", is_here=False)}
+NODES = {
+    "cloud": Where("cloud", "10.10.0.2", is_here=True),
+    "edge-1": Where("edge-1", "10.10.0.3", is_here=False),
+    "edge-2": Where("edge-2", "10.10.0.4", is_here=False),
+}
 
 
 class Played:
@@ -27,6 +32,7 @@ class Played:
         self.program = program
         self.status: int | None = None
         self.signals: list[int] = []
+        self.connection: Ends | None = None
         self._said: asyncio.Queue[bytes | int | Exception] = asyncio.Queue()
 
     def says(self, text: bytes) -> None:
@@ -34,6 +40,9 @@ class Played:
 
     def ends(self, how: int | Exception) -> None:
         self._said.put_nowait(how)
+
+    def give_up(self) -> None:
+        self.ends(ConnectionLostError("the connection broke"))
 
     async def output(self) -> AsyncIterator[tuple[bytes, bytes]]:
         while isinstance(item := await self._said.get(), bytes):
@@ -61,8 +70,9 @@ class World:
         self.listening: set[tuple[str, int]] = set()
         self.silent: dict[str, str] = {}
         self.unheard: set[str] = set()  # of short programs; the daemon may not know yet
-        self.answers: dict[str, str] = {}
-        self.asked: list[tuple[str, ...]] = []
+        self.connected: dict[str, dict[Ends, int]] = {}
+        self.restarts: list[tuple[str, int, str]] = []
+        self.closed: list[tuple[str, Ends]] = []
         self.refuses: Exception | None = None
         self.said: list[str] = []
         self.log = b""
@@ -86,19 +96,30 @@ class World:
     async def knock(self, address: str, port: int) -> bool:
         return (address, port) in self.listening
 
+    async def note_restart(self, where: Where, status: int, what: str) -> None:
+        self.restarts.append((where.hostname, status, what))
+
+    async def connections(self, where: Where, question: ConnectionsQuestion) -> Mapping[Ends, int]:
+        node = where.hostname
+        if node in self.unheard:
+            raise RemoteProgramError("silent", reason="NodeSilent")
+        self.closed += [(node, ends) for ends in question.closes]
+        return {
+            (own, other): count
+            for (own, other), count in self.connected.get(node, {}).items()
+            if question.peer in (None, other.partition(":")[0])
+            and not {int(end.partition(":")[2]) for end in (own, other)}.isdisjoint(question.ports)
+        }
+
     @asynccontextmanager
     async def start(self, where: Where, program: Program) -> AsyncIterator[Played]:
+        if self.refuses is not None:
+            raise self.refuses
         played = Played(program)
-        if program.argv[0] in ("ss", "true"):
-            if where.hostname in self.unheard:
-                raise RemoteProgramError("silent", reason="NodeSilent")
-            self.asked.append(tuple(program.argv))
-            played.says(self.answers.get(where.hostname, "").encode())
-            played.ends(0)
-        else:
-            if self.refuses is not None:
-                raise self.refuses
-            self.started[program.argv[0]].append(played)
+        if not where.is_here:
+            played.connection = (f"{where.overlay_ip}:9750", f"10.10.0.2:{42000 + len(self.started[program.argv[0]])}")
+            self.connected.setdefault(where.hostname, {})[played.connection] = 1
+        self.started[program.argv[0]].append(played)
         yield played
 
     def now(self, name: str) -> Played:
@@ -173,6 +194,7 @@ async def test_one_that_fails_too_often_ends_all_with_its_status(words: Words) -
         assert await _status(world, task) == 3
     assert len(world.started["actor"]) == 2
     assert world.now("learner").signals
+    assert [(node, status) for node, status, _ in world.restarts] == [("edge-1", 3)]
     words("\n".join(world.said))
 
 
@@ -240,8 +262,11 @@ async def test_a_paused_node_is_told_and_its_app_is_left_alone(words: Words) -> 
         assert len(world.started["actor"]) == 1
 
 
-def moved(count: int) -> str:
-    return f"0 0 10.10.0.2:50051 10.10.0.3:41000 cubic bytes_acked:{count}\n"
+LEARNERS, ACTORS = ("10.10.0.2:50051", "10.10.0.3:41000"), ("10.10.0.3:41000", "10.10.0.2:50051")
+
+
+def moved(count: int) -> dict[Ends, int]:
+    return {LEARNERS: count}
 
 
 async def test_what_moves_nothing_is_started_again_the_client_first(words: Words) -> None:
@@ -251,12 +276,12 @@ async def test_what_moves_nothing_is_started_again_the_client_first(words: Words
     async with running(world):
         await world.has_started("actor")
         for count in range(1, 20):
-            world.answers["cloud"] = moved(count)
+            world.connected["cloud"] = moved(count)
             await world.clock.advance(10)
         assert len(world.started["actor"]) == 1
         await world.has_started("actor", 2)
         assert len(world.started["learner"]) == 1
-        world.answers["cloud"] = moved(500)
+        world.connected["cloud"] = moved(500)
         await world.clock.advance(10)
         await world.has_started("actor", 3)
         await world.has_started("learner", 2)
@@ -269,7 +294,7 @@ async def test_nothing_is_stuck_while_a_node_does_not_answer_that_the_daemon_sti
     world.listening.add(("10.10.0.2", 50051))
     async with running(world):
         await world.has_started("actor")
-        world.answers["cloud"] = moved(5)
+        world.connected["cloud"] = moved(5)
         await world.clock.advance(3)
         world.unheard = {"edge-1"}
         await world.clock.advance(60)
@@ -289,18 +314,42 @@ async def test_a_node_that_has_just_started_may_refuse_for_a_moment() -> None:
         assert await _status(world, task) == 0
 
 
+@pytest.mark.parametrize(("learner", "back"), [("cloud", "edge-1"), ("edge-2", "edge-1"), ("edge-2", "edge-2")])
 @pytest.mark.parametrize("has_it", [True, False])
-async def test_a_connection_is_closed_only_when_its_other_end_is_gone(has_it: bool) -> None:
+async def test_a_connection_is_closed_only_when_its_other_end_is_gone(has_it: bool, learner: str, back: str) -> None:
     """The kernel of the node that is back is asked. What it still has was only silent."""
+    world = World(
+        learner={"node": learner, "command": ["learner"], "listens": 50051},
+        actor={"node": "edge-1", "command": ["actor"], "after": "learner"},
+    )
+    address = NODES[learner].overlay_ip
+    world.listening.add((address, 50051))
+    theirs = (f"{address}:50051", "10.10.0.3:41000")
+    both = {learner: theirs, "edge-1": (theirs[1], theirs[0])}
+    async with running(world):
+        await world.has_started("actor")
+        world.silent = {back: "no answer"}
+        await world.clock.advance(10)
+        for node, ends in both.items():
+            if has_it or node != back:
+                world.connected.setdefault(node, {})[ends] = 7
+        world.silent = {}
+        await world.clock.advance(5)
+        (here,) = both.keys() - {back}
+        assert set(world.closed) == (set() if has_it else {(here, both[here])})
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+async def test_an_app_that_ended_with_its_machine_is_started_again_when_the_node_is_back(has_it: bool) -> None:
+    """The node is asked whether it has the connection of that program: TCP itself needs up to 15 s."""
     world = pair()
     world.listening.add(("10.10.0.2", 50051))
-    world.answers = {"cloud": moved(7), "edge-1": "ESTAB 0 0 10.10.0.3:41000 10.10.0.2:50051\n" if has_it else ""}
     async with running(world):
         await world.has_started("actor")
         world.silent = {"edge-1": "no answer"}
         await world.clock.advance(10)
+        if not has_it:
+            world.connected["edge-1"].clear()
         world.silent = {}
-        await world.clock.advance(10)
-        closed = [argv for argv in world.asked if "-K" in argv]
-        assert bool(closed) is not has_it
-        assert all("sport = :50051 and dport = :41000 and dst 10.10.0.3" in argv[-1] for argv in closed)
+        await world.clock.advance(5)
+        assert len(world.started["actor"]) == (1 if has_it else 2)

@@ -170,6 +170,13 @@ async def test_a_run_that_wants_it_is_refused_before_anything_starts(
     assert world.runs.lock.holder is None
 
 
+@pytest.mark.parametrize("has_ray", [True, False])
+def test_the_head_knows_who_has_no_ray_also_without_one_of_its_own(tmp_path: Path, has_ray: bool) -> None:
+    world = World(tmp_path, Config.model_validate({"ray": {"enabled": has_ray}}))
+    world.runs.standing.show_nodes_ready()
+    assert world.node.board.facts.without_ray == {EDGE_1.node_id}
+
+
 async def test_a_head_without_ray_has_no_cluster_and_grants_no_run(tmp_path: Path) -> None:
     world = World(tmp_path, OFF)
     assert world.ranks() == {}

@@ -62,8 +62,8 @@ def command_environment() -> dict[str, str]:
     """
     answer: Any = call(Paths.from_environment().node_socket, "GET", "/environment")
     variables = dict(answer["environment"])
-    if path := os.environ.get("PATH"):
-        variables["PATH"] = _joined(":", str(Path(variables["EDGELINK_RAY_PYTHON"]).parent), path)
+    if (path := os.environ.get("PATH")) and (python := variables.get("EDGELINK_RAY_PYTHON")):  # else it has no Ray
+        variables["PATH"] = _joined(":", str(Path(python).parent), path)
     if hook := variables.get(import_hook.HOOK):
         variables["PYTHONPATH"] = import_hook.in_front(hook, os.environ.get("PYTHONPATH", ""))
     if direct := variables.get("no_proxy"):  # an older daemon says nothing of it

@@ -35,6 +35,8 @@ def command(*, wishes: RunWishes, apps_file: Path | None, argv: tuple[str, ...])
 
         if argv or wishes.cluster_file is not None or wishes.gang.nodes:
             raise click.UsageError("--apps goes without CMD, --cluster and --nodes: FILE names programs and nodes")
+        if wishes.supervision.is_any:
+            raise click.UsageError("--apps goes without --retries and --on-node-loss: FILE has `retries` and `restart`")
         return run_apps(apps_file, wishes.gang.timeout_s)
     if not argv:
         raise click.UsageError("Missing argument 'ARGV...'.")

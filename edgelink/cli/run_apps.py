@@ -17,14 +17,18 @@ from edgelink.api.client import call
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import say
 from edgelink.cli.patience import waiting_for
+from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
 from edgelink.duration import brief
-from edgelink.errors import ConfigError, EdgelinkError
+from edgelink.errors import ConfigError, EdgelinkError, ExitCode
 from edgelink.launch.apps_file import AppsFile, Where, check_nodes, filled, read_apps_file
+from edgelink.launch.connections import ConnectionsQuestion, Ends, bytes_in
 from edgelink.launch.node_programs import NodePrograms, Starter, answer_of
 from edgelink.launch.program_output import to_terminal
-from edgelink.launch.remote_program import REFUSED
+from edgelink.launch.remote_program import REFUSED, remote_connections
+from edgelink.launch.run_account import RunAccount
+from edgelink.process import import_hook
 from edgelink.runs.apps import MAY_PASS, REFUSES_S, AppsRun
 from edgelink.timeouts import timeout
 
@@ -42,6 +46,7 @@ def run_apps(file_path: Path, timeout_s: float) -> int:
 
     Raises:
         UsageError: this is not the head.
+        DaemonError: another run is in progress.
         ConfigError: the file cannot come true; names all mistakes, and nothing was started.
         EdgelinkError: a node takes no programs from this one.
     """
@@ -55,15 +60,31 @@ def run_apps(file_path: Path, timeout_s: float) -> int:
         if row["hostname"] and row["overlay_ip"]
     }
     check_nodes(file_path, file, nodes)
-    session = _Session(file_path, file, nodes, paths, timeout_s)
-    return asyncio.run(session.run())
+    account = RunAccount(file_path.name, file.retries, SystemClock())
+    request = RunRequest(paths.node_socket, {}, lambda: account.record, SystemClock(), say, path="/run/apps")
+    try:
+        granted = request.wait_until_granted(lambda _: None)
+        request.keep()
+        environ = _environ(granted["environment"])
+        session = _Session(file_path, file, nodes, paths, timeout_s, environ, account, request)
+        return asyncio.run(session.run())
+    finally:
+        request.close()
+
+
+def _environ(granted: Mapping[str, str]) -> dict[str, str]:
+    """Return what an app on this machine gets: the caller's own environment, and what the daemon grants."""
+    own_path = os.environ.get("PYTHONPATH")
+    return import_hook.kept_in_front({**os.environ, **granted, **({"PYTHONPATH": own_path} if own_path else {})})
 
 
 class _Surroundings:
-    """What the head's daemon knows of the nodes, and what answers on their ports."""
+    """What the head's daemon knows of the nodes, what answers on their ports, and the record that it keeps."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, account: RunAccount, request: RunRequest) -> None:
         self._socket_path = socket_path
+        self._account = account
+        self._request = request
         self._silent: dict[str, str] = {}
 
     async def silent_nodes(self) -> Mapping[str, str]:
@@ -75,6 +96,17 @@ class _Surroundings:
                 if row["path"] != "self" and row["state"] in ("paused", "silent", "off")
             }
         return self._silent
+
+    async def connections(self, where: Where, question: ConnectionsQuestion) -> Mapping[Ends, int]:
+        if not where.is_here:
+            return await remote_connections(self._socket_path, where.hostname, question)
+        answer: Any = await asyncio.to_thread(call, self._socket_path, "POST", "/exec/connections", question.to_dict())
+        return bytes_in(answer)
+
+    async def note_restart(self, where: Where, status: int, what: str) -> None:
+        self._account.end(status, what, lost=(where.hostname,) if status == ExitCode.NODE_LOST else ())
+        self._account.begin()
+        await asyncio.to_thread(self._request.tell_record)
 
     async def knock(self, address: str, port: int) -> bool:
         try:
@@ -92,13 +124,23 @@ class _Session:
     """One run of one file."""
 
     def __init__(
-        self, file_path: Path, file: AppsFile, nodes: Mapping[str, Where], paths: Paths, timeout_s: float
+        self,
+        file_path: Path,
+        file: AppsFile,
+        nodes: Mapping[str, Where],
+        paths: Paths,
+        timeout_s: float,
+        environ: Mapping[str, str],
+        account: RunAccount,
+        request: RunRequest,
     ) -> None:
         self._file_path = file_path
         self._file = file
         self._nodes = nodes
         self._socket_path = paths.node_socket
-        self._starter: Starter = NodePrograms(paths.node_socket, os.environ)
+        self._starter: Starter = NodePrograms(paths.node_socket, environ)
+        self._account = account
+        self._request = request
         self._clock = SystemClock()
         self._begun_s = self._clock.monotonic_s()
         self._timeout_s = timeout_s
@@ -111,10 +153,18 @@ class _Session:
         task = loop.create_task(self._run(), name="apps")
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._pass_on, number, task)
+        status, what = int(ExitCode.FAILED), ""
         try:
-            return await task
+            status = await task
         except asyncio.CancelledError:
-            return 128 + self._signalled
+            status, what = 128 + self._signalled, f"ended by {signal.Signals(self._signalled).name}"
+        except EdgelinkError as error:
+            what = str(error)
+            raise
+        finally:
+            self._account.end(status, what)
+            await asyncio.to_thread(self._request.tell_record)
+        return status
 
     def _pass_on(self, number: int, task: asyncio.Task[int]) -> None:
         if not self._signalled:
@@ -132,11 +182,13 @@ class _Session:
                 self._nodes,
                 folders,
                 self._starter,
-                _Surroundings(self._socket_path),
+                _Surroundings(self._socket_path, self._account, self._request),
                 say=say,
                 write=to_terminal,
                 clock=self._clock,
             )
+            self._account.begin()
+            await asyncio.to_thread(self._request.tell_record)
             return await run.run()
         finally:
             await self._clear()

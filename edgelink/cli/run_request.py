@@ -38,7 +38,10 @@ def back_off() -> Backoff:
 
 
 class RunRequest:
-    """One ``POST /run``. The run lock is ours while it is open; its end is noticed and mended from a thread."""
+    """One ``POST /run`` or ``/run/apps``. The run lock is ours while it is open.
+
+    Its end is noticed and mended from a thread.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,10 @@ class RunRequest:
         record: Callable[[], RunRecord],
         clock: Clock,
         say: Callable[[str], None],
+        *,
+        path: str = "/run",
     ) -> None:
+        self._path = path
         self.nodes = NodeWatch([])
         self._socket_path = socket_path
         self._body = body
@@ -93,8 +99,12 @@ class RunRequest:
         ``look`` is called every few seconds, from another thread.
         """
         self.nodes = NodeWatch(nodes)
-        threading.Thread(target=self._read, name="nodes", daemon=True).start()
+        self.keep()
         threading.Thread(target=self._guard, args=(supervision, control, look), name="guard", daemon=True).start()
+
+    def keep(self) -> None:
+        """From now on take the request up again, and with it the lock, whenever the daemon was restarted."""
+        threading.Thread(target=self._read, name="nodes", daemon=True).start()
 
     def tell_record(self) -> None:
         """Hand the account of the run to the daemon; one that is away gets it when the request is taken up again."""
@@ -114,13 +124,13 @@ class RunRequest:
 
     def _open(self, *, running: bool) -> EventStream:
         body = {**self._body, "running": running, "record": self._record().model_dump(mode="json")}
-        return EventStream(self._socket_path, "POST", "/run", body, timeout_s=SILENCE_S)
+        return EventStream(self._socket_path, "POST", self._path, body, timeout_s=SILENCE_S)
 
     def _read(self) -> None:
         assert self._stream is not None
         backoff, said = back_off(), set[str]()
         while not self._closing.is_set():
-            trouble = "the head daemon is away; the driver goes on"
+            trouble = "the head daemon is away; what runs goes on"
             try:
                 for event in (stream := self._stream):
                     if event["event"] == "granted":  # to one that was taken up again
@@ -133,9 +143,9 @@ class RunRequest:
                 pass
             except EdgelinkError as error:
                 if not may_pass(error):
-                    self._say(f"this run has lost its lock; the driver goes on: {error}")
+                    self._say(f"this run has lost its lock, and goes on: {error}")
                     return
-                trouble = f"the head daemon cannot go on with this run yet; the driver goes on: {error}"
+                trouble = f"the head daemon cannot go on with this run yet; what runs goes on: {error}"
             if not self._closing.is_set():
                 if trouble not in said:
                     said.add(trouble)

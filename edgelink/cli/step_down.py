@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import TYPE_CHECKING
 
 from edgelink.cli.layout import say
-from edgelink.config import Config
 from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
 from edgelink.process.procfs import has_capability
+
+if TYPE_CHECKING:
+    from edgelink.config import Config
 
 _CAP_DAC_OVERRIDE = 1
 

@@ -217,6 +217,7 @@ class Network:
     online: frozenset[str]
     metered: frozenset[str]
     run_members: frozenset[str]
+    without_ray: frozenset[str]
     ray_alive: frozenset[str]
 
 
@@ -224,6 +225,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     """The nodes that this one asks: the head and a relay are needed, and the head counts the members of its cluster.
 
     Those are the members that are online, and those that a run relies on: a robot that was switched off is neither.
+    Nodes without Ray count like members: they run apps, and the silence of one is told as soon.
     In a network of more than 50 nodes a node asks only those that it needs, and the members of the cluster where they
     are no more than that, or that Ray lists.
 
@@ -238,7 +240,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     lease = now.running.lease
     spec = now.cluster_spec
     members = {member.node_id for member in spec.members} if spec else set()
-    counted = members & (now.online | now.run_members) if lease.role is Role.HEAD else set()
+    counted = (members | now.without_ray) & (now.online | now.run_members) if lease.role is Role.HEAD else set()
     entries = [entry for entry in now.directory.entries if entry.node_id != lease.node_id]
     needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
     relays = {entry.hostname: entry.overlay_ip for entry in entries if entry.is_relay and relays_carry}

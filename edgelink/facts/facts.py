@@ -56,6 +56,7 @@ class Facts:
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.
+        without_ray: node ids of the nodes that have no Ray by their own configuration; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
         answering: hostname of each node that answers over the overlay, and since when it does without a silence, in
             seconds on the monotonic clock.
@@ -131,6 +132,7 @@ class Facts:
     waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
     run_members: frozenset[str] = frozenset()
+    without_ray: frozenset[str] = frozenset()
     targets: Targets | None = None
     answering: Mapping[str, float] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)

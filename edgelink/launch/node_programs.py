@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from edgelink.launch.apps_file import Where
+from edgelink.launch.connections import Ends
 from edgelink.launch.remote_channel import MAX_DATA_BYTES, OUTPUT
 from edgelink.launch.remote_program import Program, RemoteProgramError, remote_program
 from edgelink.launch.remote_runner import end_group
+from edgelink.process import import_hook
 from edgelink.timeouts import timeout
 from edgelink.training.driver import END_WITH_US
 
@@ -23,6 +25,10 @@ class Running(Protocol):
     """A program that runs, or has run: ``status`` is None, or negative where a signal ended it."""
 
     status: int | None
+    connection: Ends | None  # the one that it ends with, as its node has it; None: it is on this machine
+
+    def give_up(self) -> None:
+        """Treat that connection as broken: its other end is gone."""
 
     def output(self) -> AsyncIterator[tuple[bytes, bytes]]:
         """Yield OUTPUT or ERRORS with what it wrote, until it has ended. Raises EdgelinkError."""
@@ -46,7 +52,11 @@ class LocalProgram:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.status: int | None = None
+        self.connection: Ends | None = None
         self._process = process
+
+    def give_up(self) -> None:
+        """There is no connection that could break."""
 
     async def output(self) -> AsyncIterator[tuple[bytes, bytes]]:
         """Both streams come as one, in the order in which they were written."""
@@ -86,7 +96,7 @@ class NodePrograms:
             process = await asyncio.create_subprocess_exec(
                 *END_WITH_US,
                 *program.argv,
-                env={**self._environ, **program.env},
+                env=import_hook.kept_in_front({**self._environ, **program.env}),
                 cwd=program.cwd,
                 stdin=asyncio.subprocess.PIPE if program.has_input else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -15,7 +15,10 @@ from nacl.secret import SecretBox
 
 from edgelink.errors import UntrustedError
 
+PORT = 9750
+HELLO_WITHIN_S = 5.0
 STARTED, OUTPUT, ERRORS, ENDED, FAILED = b"S", b"O", b"E", b"X", b"F"  # from the program's node
+CONNECTIONS = b"N"  # from it, too, in the place of a program
 REQUEST, INPUT, INPUT_END, SIGNAL = b"R", b"I", b"C", b"K"  # from who asks
 MAX_DATA_BYTES = 64 * 1024  # of output or input in a frame
 MAX_FRAME_BYTES = 1024 * 1024  # a request with all of its environment

@@ -24,8 +24,8 @@ from nacl.public import PrivateKey
 from edgelink.api.client import call
 from edgelink.errors import EdgelinkError, ExitCode, UntrustedError
 from edgelink.launch import remote_channel as channel
-from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
-from edgelink.launch.remote_request import HELLO_WITHIN_S, PORT
+from edgelink.launch.connections import ConnectionsQuestion, Ends, bytes_in
+from edgelink.launch.remote_channel import HELLO_WITHIN_S, PORT, Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_runner import keep_alive
 from edgelink.timeouts import timeout
 
@@ -66,6 +66,7 @@ class RemoteProgram:
         self.status: int | None = None
         self.pid: int | None = None
         self.user: str = ""
+        self.connection: Ends | None = _ends_of(writer)
         self._reader = reader
         self._writer = writer
         self._seal = seal
@@ -93,12 +94,12 @@ class RemoteProgram:
     async def started(self) -> None:
         """Wait until the program runs. Raises RemoteProgramError as :meth:`output` does."""
         if self.pid is None:
-            kind, data = await anext(self._told(), (b"", b""))
-            if kind != channel.STARTED:
-                closed = {"error": "it has closed the connection"}
-                raise self._failed(json.loads(data) if kind == channel.FAILED else closed)
-            content = json.loads(data)
+            content = json.loads(await self._first(channel.STARTED))
             self.pid, self.user = int(content["pid"]), str(content["user"])
+
+    async def connections(self) -> Mapping[Ends, int]:
+        """Return what the node answers to a question about connections. Raises RemoteProgramError."""
+        return bytes_in(json.loads(await self._first(channel.CONNECTIONS)))
 
     async def send_input(self, data: bytes) -> None:
         """Give ``data`` to the program's standard input; empty: it ends."""
@@ -112,6 +113,18 @@ class RemoteProgram:
     def send_signal(self, number: int) -> None:
         """Send a signal to the program and to what it has started."""
         self._writer.write(self._seal.seal(channel.SIGNAL, str(int(number)).encode()))
+
+    def give_up(self) -> None:
+        """Treat the connection as broken."""
+        self._writer.transport.abort()
+
+    async def _first(self, wanted: bytes) -> bytes:
+        """Return what the node says first. Raises RemoteProgramError where it is of another kind."""
+        kind, data = await anext(self._told(), (b"", b""))
+        if kind != wanted:
+            closed = {"error": "it has closed the connection"}
+            raise self._failed(json.loads(data) if kind == channel.FAILED else closed)
+        return data
 
     def _failed(self, told: Mapping[str, str]) -> RemoteProgramError:
         return RemoteProgramError(f"{self.node}: {told['error']}", hint=told.get("hint", ""), reason=told.get("reason"))
@@ -130,6 +143,12 @@ class RemoteProgram:
             pending = self._frames.feed(data)
 
 
+def _ends_of(writer: asyncio.StreamWriter) -> Ends | None:
+    """Return both ends of a connection as the other end sees them. None: it is gone."""
+    node, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    return (f"{node[0]}:{node[1]}", f"{here[0]}:{here[1]}") if node and here else None
+
+
 @asynccontextmanager
 async def remote_program(socket_path: Path, node: str, program: Program) -> AsyncIterator[RemoteProgram]:
     """Run a program on ``node`` until the block ends.
@@ -141,26 +160,40 @@ async def remote_program(socket_path: Path, node: str, program: Program) -> Asyn
     Raises:
         EdgelinkError: the node does not answer, refuses, or cannot start the program; or this user may not ask.
     """
+    order = {"argv": list(program.argv), "env": dict(program.env), "cwd": program.cwd, "has_input": program.has_input}
+    async with _asked(socket_path, node, order) as running:
+        await running.started()
+        yield running
+
+
+async def remote_connections(socket_path: Path, node: str, question: ConnectionsQuestion) -> Mapping[Ends, int]:
+    """Ask a node about connections of its apps. No process is started there.
+
+    Raises:
+        EdgelinkError: as :func:`remote_program`.
+    """
+    async with _asked(socket_path, node, {"connections": question.to_dict()}) as asked:
+        return await asked.connections()
+
+
+@asynccontextmanager
+async def _asked(socket_path: Path, node: str, order: Mapping[str, Any]) -> AsyncIterator[RemoteProgram]:
+    """Connect to a node, and have it get a signed request with ``order``."""
     found: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/look", {"node": node})
     own = PrivateKey.generate()
     reader, writer, hello, frames = await hello_of(node, found["overlay_ip"])
     try:
         keep_alive(writer.get_extra_info("socket"), int(found["ride_through_s"]))
-        order = {
+        body = {
             "node": node,
             "hello": hello.decode(),
             "asker_key": b64encode(bytes(own.public_key)).decode(),
-            "argv": list(program.argv),
-            "env": dict(program.env),
-            "cwd": program.cwd,
-            "has_input": program.has_input,
+            **order,
         }
-        signed: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/sign", order)
+        signed: Any = await asyncio.to_thread(call, socket_path, "POST", "/exec/sign", body)
         seal = Seal(agreed_key(own, b64decode(signed["node_key"])), is_asker=True)
         writer.write(framed(bytes(own.public_key)) + seal.seal(channel.REQUEST, signed["request"].encode()))
-        running = RemoteProgram(node, reader, writer, seal, frames)
-        await running.started()
-        yield running
+        yield RemoteProgram(node, reader, writer, seal, frames)
     finally:
         writer.close()
         with suppress(OSError):
@@ -168,7 +201,14 @@ async def remote_program(socket_path: Path, node: str, program: Program) -> Asyn
 
 
 async def hello_of(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes, Frames]:
-    """Return the connection, the node's hello, and what cuts the rest into frames."""
+    """Return the connection, the node's hello, and what cuts the rest into frames.
+
+    Raises:
+        RemoteProgramError: it takes no programs from this node, or does not answer.
+    """
+    silent = RemoteProgramError(
+        f"{node} does not answer at {overlay_ip}:{PORT}", hint=f"`edgelink ping {node}`", reason="NodeSilent"
+    )
     try:
         async with timeout(HELLO_WITHIN_S):
             reader, writer = await asyncio.open_connection(overlay_ip, PORT)
@@ -179,16 +219,17 @@ async def hello_of(node: str, overlay_ip: str) -> tuple[asyncio.StreamReader, as
                 hint=f"`exec.accept` in the configuration of {node} says from whom: from the head, if it says nothing",
                 reason=REFUSED,
             ) from error
-        raise RemoteProgramError(
-            f"{node} does not answer at {overlay_ip}:{PORT}", hint=f"`edgelink ping {node}`", reason="NodeSilent"
-        ) from error
+        raise silent from error
     frames = Frames()
     try:
         async with timeout(HELLO_WITHIN_S):
             while data := await reader.read(channel.MAX_DATA_BYTES):
                 for hello in frames.feed(data):
                     return reader, writer, hello, frames
-    except (OSError, TimeoutError, UntrustedError):
+    except TimeoutError as error:  # its kernel answers, and its daemon hangs
+        writer.close()
+        raise silent from error
+    except (OSError, UntrustedError):
         pass
     writer.close()
     raise RemoteProgramError(

@@ -13,19 +13,19 @@ from __future__ import annotations
 from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from edgelink.config.models import ExecConfig
+from edgelink.config.models import ExecConfig, Port
 from edgelink.errors import UntrustedError
+from edgelink.launch.connections import ConnectionsQuestion
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.payloads import Base64, CutText, Directory, DirectoryEntry, Envelope, NodeId, Payload, Role
 
-PORT = 9750
-HELLO_WITHIN_S = 5.0
 REQUEST_WITHIN_S = 30.0
 _CHALLENGE = r"^[0-9a-f]{64}$"
+_End = Annotated[str, Field(pattern=r"^[0-9.]{7,15}:[0-9]{1,5}$")]
 SshKey = Annotated[str, Field(pattern=r"^[a-z0-9@.-]{1,64} [A-Za-z0-9+/=]{1,4096}$")]
 
 
@@ -39,19 +39,39 @@ class ExecHello(Payload):
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=8, description="public keys of its sshd, as in known_hosts")
 
 
+class AboutConnections(Payload):
+    """What a node is asked of the connections of its apps (:class:`ConnectionsQuestion`)."""
+
+    ports: tuple[Port, ...] = Field((), max_length=64)
+    peer: IPv4Address | None = None
+    closes: tuple[tuple[_End, _End], ...] = Field((), max_length=1024)
+
+    @property
+    def question(self) -> ConnectionsQuestion:
+        """The same without pydantic."""
+        return ConnectionsQuestion(self.ports, None if self.peer is None else str(self.peer), self.closes)
+
+
 class ExecRequest(Payload):
-    """Signed by the node on which somebody asks."""
+    """Signed by the node on which somebody asks. It asks for a program, or about connections."""
 
     network_id: str
     node_id: NodeId = Field(description="the node that is to run it")
     challenge: str = Field(pattern=_CHALLENGE)
     node_key: Base64
     asker_key: Base64
-    argv: tuple[str, ...] = Field(min_length=1)
+    argv: tuple[str, ...] = ()
+    connections: AboutConnections | None = None
     env: dict[str, str] = Field({})
     cwd: str | None = None
     has_input: bool = False
     asked_by: CutText = Field("", description="the user on the asking node")
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Self:
+        if bool(self.argv) == (self.connections is not None):
+            raise ValueError("a request asks for one thing: a program, or connections")
+        return self
 
 
 def accepts(config: ExecConfig, asker: DirectoryEntry) -> bool:

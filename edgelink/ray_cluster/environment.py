@@ -14,7 +14,7 @@ from types import MappingProxyType
 from edgelink.process import import_hook
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
-from edgelink.ray_cluster.ride_through import ray_settings
+from edgelink.ray_cluster.ride_through import grpc_setting, ray_settings
 
 MARKER_NAME = "EDGELINK_RAY_OF"
 RIDE_THROUGH_NAME = "EDGELINK_RIDE_THROUGH_S"  # tells the driver how long an outage it has to bear
@@ -96,6 +96,11 @@ def helper_environment(
         "RAY_USAGE_STATS_ENABLED": "0",
         **auth_environment(capabilities, token_path),
     }
+
+
+def program_environment(ride_through_s: int, hook: Path | None) -> dict[str, str]:
+    """What any program that EdgeLink starts gets, whether or not this node has a Ray."""
+    return {**grpc_setting(ride_through_s), **import_hook.variables(hook)}
 
 
 def command_environment(

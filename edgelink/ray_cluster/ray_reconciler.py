@@ -161,6 +161,10 @@ class RayReconciler:
         self._put_versions(tools.interpreter.versions)
         return tools
 
+    def program_environment(self, uid: int) -> dict[str, str]:
+        """Variables for a program of the user ``uid`` that needs no Ray: the import hook, and gRPC's patience."""
+        return environment.program_environment(self.ride_through_s, self.import_hook(uid))
+
     def command_environment(self, uid: int) -> dict[str, str]:
         """Variables for Ray's own commands, run by the user ``uid``.
 

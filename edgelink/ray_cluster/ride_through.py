@@ -60,9 +60,13 @@ def ray_settings(ride_through_s: int) -> dict[str, str]:
         "RAY_fetch_fail_timeout_milliseconds": _ms(max(patience, _FETCH_TIMEOUT_S)),
         # NCCL's watchdog asks a store on another node, and torch ends a process whose watchdog is stuck.
         NCCL_HEARTBEAT: str(max(patience, _NCCL_HEARTBEAT_TIMEOUT_S)),
-        # gRPC of Python programs, which Ray's settings do not reach.
-        GRPC_TIMEOUT: _ms(patience),
+        **grpc_setting(ride_through_s),  # of Python programs, which Ray's settings do not reach
     }
+
+
+def grpc_setting(ride_through_s: int) -> dict[str, str]:
+    """The variable that tells the import hook how long gRPC has to wait, also in a program without Ray."""
+    return {GRPC_TIMEOUT: _ms(patience_s(ride_through_s))}
 
 
 def ride_through_identity(ride_through_s: int) -> dict[str, int]:

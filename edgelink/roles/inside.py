@@ -20,7 +20,7 @@ from edgelink.config import Config
 from edgelink.config.overlay_allow import ROLES, Allowed, parse_allowed
 from edgelink.errors import NotRecordedError
 from edgelink.files import Files
-from edgelink.launch.remote_request import PORT as EXEC_PORT
+from edgelink.launch.remote_channel import PORT as EXEC_PORT
 from edgelink.launch.remote_request import askers
 from edgelink.overlay import echo_wire
 from edgelink.overlay.openings import Opening

@@ -14,8 +14,15 @@ class RayAccess(Protocol):
     def user_uid(self) -> int:
         """The user that Ray runs as: next to root, the one who may talk to it."""
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this node has a Ray, by its configuration."""
+
     async def prepare(self) -> object:
         """Find that user; raises ConfigError or MissingDependencyError."""
+
+    def program_environment(self, uid: int) -> dict[str, str]:
+        """Variables for a program of that user that needs no Ray."""
 
     def command_environment(self, uid: int) -> dict[str, str]:
         """Variables for Ray's own commands, run by that user; raises RayClusterError while Ray is not joined."""
@@ -28,7 +35,7 @@ async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
         UsageError: it is somebody else.
         ConfigError, MissingDependencyError: nobody can say who that user is.
     """
-    if caller.uid not in (0, ray.user_uid):  # who that user is, is not known yet
+    if ray.is_enabled and caller.uid not in (0, ray.user_uid):  # who that user is, is not known yet
         await ray.prepare()
     caller.require(ray.user_uid)
 
@@ -38,6 +45,7 @@ def environment_route(ray: RayAccess) -> Route:
 
     async def environment(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         await require_ray_user(caller, ray)
-        return {"environment": ray.command_environment(caller.uid)}
+        of = ray.command_environment if ray.is_enabled else ray.program_environment
+        return {"environment": of(caller.uid)}
 
     return route("GET", "/environment", environment)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from edgelink.facts.board import Board
+from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.ray_cluster.membership import RayMember, strangers
@@ -12,6 +13,8 @@ from edgelink.registry.payloads import DirectoryEntry
 from edgelink.roles.ranks import Ranks, could_take_part, free_ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.run_lock import RunLock
 from edgelink.runs.without_ray import WithoutRayBook
+
+WITHOUT_RAY: Final[Fact[frozenset[str]]] = Fact("without_ray")
 
 log = get_logger("runs")
 
@@ -28,6 +31,7 @@ class Roster:
         self._node_id = node_id
         self._lock = lock
         self._without_ray = without_ray
+        self._put_without_ray = board.claim(WITHOUT_RAY, "runs")
         self._has_ray = has_ray
         self._ranks: Ranks = []  # as they were looked at last
         self._is_held_back = False
@@ -48,8 +52,9 @@ class Roster:
         facts = self._board.facts
         if facts.directory is None:
             return frozenset()
-        own = set() if self._has_ray else {self._node_id}
-        return self._without_ray.look(facts.statuses, facts.directory) | own
+        known = self._without_ray.look(facts.statuses, facts.directory)
+        self._put_without_ray(known)
+        return known if self._has_ray else known | {self._node_id}
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""

@@ -11,6 +11,7 @@ restarted asks with ``running``: it is granted at once, because its driver has g
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -44,6 +45,7 @@ class RunRequests:
 
     def routes(self) -> Iterator[Route]:
         yield stream_route("POST", "/run", self.stream)
+        yield stream_route("POST", "/run/apps", self.stream_apps)
         yield route("POST", "/run/record", self.note)
         yield route("POST", "/run/metrics", self.note_metrics)
         yield route("GET", "/driver-environment", self.driver_grant)
@@ -100,6 +102,30 @@ class RunRequests:
             async for report in self._watch(count, seen):
                 yield report
 
+    async def stream_apps(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Serve ``POST /run/apps`` with body ``{"record": …, "running": …}``: the lock for a run of apps.
+
+        It needs no Ray. Where there is one, its ranks stay as they are until the run ends, as for a driver.
+
+        Raises:
+            UsageError: this user may not run anything here.
+            RunInProgressError: another run holds the lock.
+            NotRecordedError: what the next daemon has to know of the run cannot be written.
+        """
+        await require_ray_user(caller, self._ray)
+        record, is_under_way = _record_in(body), bool(body.get("running"))
+        run_id = record.run_id if record else None
+        with self._runs.lock.held_by(caller, run_id, is_under_way=is_under_way):
+            self._runs.note(record)
+            if not is_under_way:
+                self._runs.lock.grant(self._runs.roster.ranks(), None)
+            elif self._runs.lock.ranks is None:
+                self._runs.lock.use_ranks(self._runs.roster.ranks())
+            log.info("runs.apps_granted", holder=self._runs.lock.holder, is_under_way=is_under_way)
+            self._runs.show_granted()
+            yield {"event": "granted", "environment": self._ray.program_environment(caller.uid), "nodes": []}
+            await asyncio.Event().wait()  # the end of the request is the end of the run
+
     async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
         ray = await self._require_ray(caller)
@@ -107,7 +133,7 @@ class RunRequests:
 
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
-        await self._require_ray(caller)
+        await require_ray_user(caller, self._ray)
         record = _record_in(body)
         self._runs.lock.check(caller, record.run_id if record else None)
         self._runs.note(record)

@@ -50,6 +50,7 @@ class Standing:
     def show_nodes_ready(self) -> None:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray with that rank, and answer."""
         self._roster.known_labels()  # while everybody is there to tell them
+        self._roster.without_ray()  # also on a head without Ray, which has no ranks
         conditions, expected, alive = self._conditions, self._roster.ranks(), self._roster.alive()
         facts = self._board.facts
         stopped = facts.stopped - {self._node_id}  # the last word of this daemon's former life

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,14 +18,16 @@ from edgelink.duration import brief
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.launch.app_environment import app_environment
 from edgelink.launch.apps_file import App, AppsFile, Where, filled
-from edgelink.launch.node_programs import Running, Starter, answer_of
-from edgelink.launch.port_progress import PortProgress, ask_argv, bytes_of, close_argv, look_argv
+from edgelink.launch.connections import ConnectionsQuestion, Ends, without_other_end
+from edgelink.launch.node_programs import Running, Starter
+from edgelink.launch.port_progress import PortProgress
 from edgelink.launch.program_output import Write, in_lines
+from edgelink.launch.remote_channel import PORT
 from edgelink.launch.remote_program import REFUSED, Program
 from edgelink.process.becoming import shell_status
 from edgelink.timeouts import timeout
 
-_LOOK_S = 2.0  # at the nodes
+_LOOK_S = 1.0  # at the nodes
 _ANSWERS_WITHIN_S = 2.0  # a port that is listened on
 _KNOCK_S = 0.5
 _TELL_S = 15.0  # again, what is waited for
@@ -44,6 +46,12 @@ class Surroundings(Protocol):
 
     async def knock(self, address: str, port: int) -> bool:
         """Return whether somebody listens there."""
+
+    async def note_restart(self, where: Where, status: int, what: str) -> None:
+        """Be told that an app on that node is started again, and why."""
+
+    async def connections(self, where: Where, question: ConnectionsQuestion) -> Mapping[Ends, int]:
+        """Return the bytes of each connection that a node is asked about. Raises EdgelinkError."""
 
 
 @dataclass
@@ -168,7 +176,9 @@ class AppsRun:
             if life.failures > self._file.retries:
                 self._say(f"{life.name}: {why}, and has no retry left (retries: {self._file.retries})")
                 return status or ExitCode.FAILED
-            self._say(f"{life.name} is started again ({life.failures} of {self._file.retries}): {why}")
+            what = f"{life.name} is started again ({life.failures} of {self._file.retries}): {why}"
+            self._say(what)
+            await self._surroundings.note_restart(self._nodes[life.app.node], status, what)
             await self._clock.sleep(backoff.next_s())
 
     @staticmethod
@@ -252,7 +262,7 @@ class AppsRun:
                 involved = [life, *clients]
                 if any(each.running is None for each in involved) or life.progress is None:
                     continue
-                if (seen := await self._bytes_on_ports(life)) is None:
+                if (seen := await self._connections(life.app.node, ConnectionsQuestion(life.app.listens))) is None:
                     continue
                 now_s, nodes = self._clock.monotonic_s(), {each.app.node for each in involved}
                 answer = self._silent_since_s.keys().isdisjoint(nodes)
@@ -271,12 +281,8 @@ class AppsRun:
 
     async def _all_answer(self, nodes: Iterable[str]) -> bool:
         """Ask each of them at this moment."""
-        answers = [await self._answer(self._nodes[node], ["true"]) for node in nodes]
+        answers = [await self._connections(node, ConnectionsQuestion(())) for node in nodes]
         return None not in answers
-
-    async def _bytes_on_ports(self, life: _Life) -> Mapping[tuple[str, str], int] | None:
-        text = await self._answer(self._nodes[life.app.node], look_argv(life.app.listens))
-        return None if text is None else bytes_of(text)
 
     def _forget_progress(self, started: _Life) -> None:
         for life in self._lives.values():
@@ -295,46 +301,59 @@ class AppsRun:
                 await self._clock.sleep(_KNOCK_S)
 
     async def _are_free(self, node: str) -> bool:
-        """Close connections to apps here whose other end, on a node that is back, is gone: it may have started anew.
+        """Close the connections of apps whose other end, on a node that is back, is gone: it may have started anew.
 
-        Its kernel is asked for each. A connection that it still has is left alone, however long it was silent.
+        Its kernel is asked for them. A connection that it still has is left alone, however long it was silent.
 
         Returns:
-            Whether it has answered.
+            Whether it, and each node that talks to it, has answered.
         """
-        other = self._nodes[node]
+        if not await self._give_up_ended(node):
+            return False
         for life in self._lives.values():
+            server = life.app.node
             clients = {each.app.node for each in self._lives.values() if life.name in each.app.after}
-            if not life.app.listens or not self._nodes[life.app.node].is_here or node not in clients:
-                continue
-            if (seen := await self._bytes_on_ports(life)) is None:
-                return False
-            for own_end, other_end in seen:
-                address, _, port = other_end.rpartition(":")
-                if address != other.overlay_ip:
-                    continue
-                if (is_gone := await self._is_gone(other, own_end, port)) is None:
+            others = clients if node == server else clients & {node}
+            for other in others - {server} - self._silent_since_s.keys():
+                here, there = (other, server) if node == server else (server, other)
+                if not await self._close_without_other_end(life, here, there):
                     return False
-                if is_gone:
-                    status, _ = await answer_of(
-                        self._starter, self._nodes[life.app.node], close_argv(own_end, other_end)
-                    )
-                    done = "is closed" if status == 0 else "cannot be closed by this user: run it as root"
-                    self._say(f"{life.name}: a connection of {node} has no other end any more, and {done}")
-
         return True
 
-    async def _is_gone(self, other: Where, own_end: str, port: str) -> bool | None:
-        """Return whether a node no longer has this connection; None where it does not say."""
-        if (text := await self._answer(other, ask_argv(port, own_end))) is None:
-            return None
-        return not text.strip()
+    async def _give_up_ended(self, node: str) -> bool:
+        """Give up the programs on a node whose connection to this command it no longer has: they ended with it."""
+        running = [life.running for life in self._lives.values() if life.app.node == node and life.running is not None]
+        if not any(each.connection for each in running):
+            return True
+        if (known := await self._connections(node, ConnectionsQuestion((PORT,)))) is None:
+            return False
+        for each in running:
+            if each.connection is not None and each.connection not in known:
+                each.give_up()
+        return True
 
-    async def _answer(self, where: Where, argv: Sequence[str]) -> str | None:
-        """Return what a short program prints. None: the node does not answer, or it has no such program."""
+    async def _close_without_other_end(self, life: _Life, here: str, there: str) -> bool:
+        """Close the connections of ``life`` between two nodes of which ``there`` has no end. Returns whether both say.
+
+        ``here`` is asked first: what it has by then, and the other one has not a moment later, has ended there.
+        """
+        ports, ips = life.app.listens, (self._nodes[here].overlay_ip, self._nodes[there].overlay_ip)
+        if not (seen := await self._connections(here, ConnectionsQuestion(ports, ips[1]))):
+            return seen is not None
+        known = await self._connections(there, ConnectionsQuestion(ports, ips[0]))
+        if known is None:
+            return False
+        if gone := without_other_end(list(seen), list(known)):
+            if await self._connections(here, ConnectionsQuestion(ports, ips[1], gone)) is None:
+                return False
+            told = "a connection" if len(gone) == 1 else f"{len(gone)} connections"
+            self._say(f"{life.name}: {told} of {here} had no other end on {there} any more: closed")
+        return True
+
+    async def _connections(self, node: str, question: ConnectionsQuestion) -> Mapping[Ends, int] | None:
+        """Return what a node answers. None: it does not."""
         try:
             async with timeout(_ANSWERS_WITHIN_S):
-                status, text = await answer_of(self._starter, where, argv)
+                return await self._surroundings.connections(self._nodes[node], question)
         except (EdgelinkError, TimeoutError):
             return None
-        return text if status == 0 else None

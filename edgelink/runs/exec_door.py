@@ -16,6 +16,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -31,10 +32,11 @@ from edgelink.errors import ConfigError, EdgelinkError, ExitCode, RayClusterErro
 from edgelink.facts.board import Board
 from edgelink.files import private_directory
 from edgelink.launch import remote_channel as channel
-from edgelink.launch.remote_channel import Frames, Seal, agreed_key, framed
+from edgelink.launch.connections import Ends, answer_with
+from edgelink.launch.remote_channel import PORT, Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_request import (
-    PORT,
     REQUEST_WITHIN_S,
+    AboutConnections,
     ExecHello,
     ExecRequest,
     accepts,
@@ -44,14 +46,18 @@ from edgelink.launch.remote_request import (
 )
 from edgelink.log import get_logger
 from edgelink.outage import Outage
+from edgelink.process import import_hook
 from edgelink.process.identity import marked_pids_of
 from edgelink.process.launcher import Launcher, ProcessSpec
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser, named_asker
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import DirectoryEntry, Envelope, Role
 from edgelink.roles.ray_commands import require_ray_user
+from edgelink.runs.app_connections import connections
 from edgelink.timeouts import timeout
 
 _LOOK_S = 1.0
@@ -68,6 +74,15 @@ class NodePausedError(EdgelinkError):
     reason = "NodePaused"
     retryable = True
     exit_code = ExitCode.TRY_AGAIN
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What says where the door is."""
+
+    running: Membership | None
+    overlay_is_up: bool
+    easytier_ends: int  # its device is another one then
 
 
 class ExecDoor:
@@ -95,41 +110,37 @@ class ExecDoor:
         self._ray = ray
         self._outage = Outage(clock)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self._at: Place | None = None
+        self._changed = Wakeup()
+        board.read(Inputs, "exec", self._changed)
 
     def routes(self) -> Iterator[Route]:
         """The local API: for root and Ray's user of this machine."""
         yield route("POST", "/exec/look", self._look)
         yield route("POST", "/exec/sign", self._sign)
         yield route("POST", "/exec/ssh-keys", self._ssh_keys)
+        yield route("POST", "/exec/connections", self._connections_here)
 
     async def run(self) -> None:
         """Take connections while the overlay is up; ends by cancellation only."""
-        listener: socket.socket | None = None
-        place: Place | None = None
         try:
             while True:
-                wanted = self._place()
-                if wanted != place:
-                    if listener is not None:
-                        listener.close()
-                    listener, place = self._listen(wanted)
-                if listener is None:
-                    await self._clock.sleep(_LOOK_S)
-                    continue
-                try:
-                    async with timeout(_LOOK_S):
-                        connection, (address, _) = await asyncio.get_running_loop().sock_accept(listener)
-                        self._take(connection, IPv4Address(address))
-                except TimeoutError:
-                    continue
-                except OSError as error:  # no descriptor is left, say: tried again
-                    _log.warning("exec.not_taken", error=str(error))
-                    await self._clock.sleep(_LOOK_S)
+                if (wanted := self._place()) != self._at:
+                    self._close()
+                    self._listen(wanted)
+                # An address that is not there yet is no fact: it is tried again.
+                await self._changed.wait(_LOOK_S if self._listener is None and self._is_on else None)
         finally:
-            if listener is not None:
-                listener.close()
+            self._close()
             for task in self._tasks:
                 task.cancel()
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        self._listener = self._at = None
 
     def end_programs(self) -> None:
         """Have the programs that other nodes run here end."""
@@ -141,10 +152,13 @@ class ExecDoor:
     def _mark(self) -> str:
         return f"{_MARK}={self._paths.state}"
 
+    @property
+    def _is_on(self) -> bool:
+        return self._config.exec.accept != "off" and self._config.overlay.kind == "easytier"
+
     def _place(self) -> Place | None:
         facts = self._board.facts
-        is_wanted = self._config.exec.accept != "off" and self._config.overlay.kind == "easytier"
-        if not is_wanted or not facts.overlay_is_up or facts.running is None:
+        if not self._is_on or not facts.overlay_is_up or facts.running is None:
             return None
         device = self._config.overlay.device
         try:
@@ -152,17 +166,30 @@ class ExecDoor:
         except OSError:
             return None
 
-    def _listen(self, place: Place | None) -> tuple[socket.socket | None, Place | None]:
+    def _listen(self, place: Place | None) -> None:
         if place is None:
-            return None, None
+            return
         try:
-            listener = listening_socket(place, PORT)
+            self._listener = listening_socket(place, PORT)
         except OSError as error:
             if self._outage.is_news(str(error.errno)):
                 _log.warning("exec.not_listening", address=f"{place.address}:{PORT}", error=str(error))
-            return None, None
+            return
         self._outage.over()
-        return listener, place
+        self._at = place
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, (address, _) = listener.accept()
+        except BlockingIOError:  # it is gone already
+            return
+        except OSError as error:  # no descriptor is left, say: whoever waits here is let go
+            _log.warning("exec.not_taken", error=str(error))
+            self._close()
+            self._changed.set()
+            return
+        self._take(connection, IPv4Address(address))
 
     def _take(self, connection: socket.socket, address: IPv4Address) -> None:
         asker = self._asker(address)
@@ -204,6 +231,13 @@ class ExecDoor:
                     raise UntrustedError("a request was expected")
                 request = open_request(Envelope.model_validate_json(text), asker, hello, b64encode(asker_key).decode())
                 seal = sealed
+                if request.connections is not None:
+                    who, uid = self._who(request, asker), (await self._user()).uid
+                    answer = answer_with(await self._connections(request.connections, uid, who))
+                    async with timeout(REQUEST_WITHIN_S):
+                        sealed_answer = seal.seal(channel.CONNECTIONS, json.dumps(answer).encode())
+                        await loop.sock_sendall(connection, sealed_answer)
+                    return
                 await self._run(connection, request, asker, seal, frames.rest)
             except (UntrustedError, ValidationError, ValueError) as error:
                 _log.warning("exec.refused", asked_by=asker.hostname, why=str(error).splitlines()[0])
@@ -229,7 +263,7 @@ class ExecDoor:
             "sent": seal.sent,
             "opened": seal.opened,
             "argv": list(request.argv),
-            "env": {**self._environment(user), **request.env},
+            "env": import_hook.kept_in_front({**self._environment(user), **request.env}),
             "cwd": request.cwd or (str(user.home) if user.home.is_dir() else "/"),
             "has_input": request.has_input,
             "uid": user.uid,
@@ -240,7 +274,7 @@ class ExecDoor:
         }
         _log.info(
             "exec.started",
-            asked_by=f"{request.asked_by or 'somebody'} on {asker.hostname}",
+            asked_by=self._who(request, asker),
             user=user.name,
             program=request.argv[0],
             arguments=len(request.argv) - 1,
@@ -273,6 +307,20 @@ class ExecDoor:
             finally:
                 meeting.unlink(missing_ok=True)
 
+    @staticmethod
+    def _who(request: ExecRequest, asker: DirectoryEntry) -> str:
+        return f"{request.asked_by or 'somebody'} on {asker.hostname}"
+
+    async def _connections(self, about: AboutConnections, uid: int | None, asked_by: str) -> dict[Ends, int]:
+        """Return the connections that are asked for; those of the user ``uid`` may be closed. Raises EdgelinkError."""
+        running = self._board.facts.running
+        if running is None:
+            return {}
+        if about.closes:
+            closed = [" - ".join(ends) for ends in about.closes]
+            _log.info("exec.connections_closed", asked_by=asked_by, connections=closed)
+        return await asyncio.to_thread(connections, about.question, running.lease.overlay_ip, uid)
+
     async def _user(self) -> RayUser:
         """Return as whom programs run here.
 
@@ -296,8 +344,9 @@ class ExecDoor:
         return user
 
     def _environment(self, user: RayUser) -> dict[str, str]:
-        """Return what a program finds: the account's, and where Ray is joined what `edgelink env` prints."""
+        """Return what a program finds: the account's, the import hook, and where Ray is joined its variables."""
         own = {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8", "PATH": SYSTEM_PATH}
+        own |= self._ray.program_environment(user.uid)
         with suppress(RayClusterError):
             own |= self._ray.command_environment(user.uid)
         return own
@@ -348,15 +397,25 @@ class ExecDoor:
                 challenge=hello.challenge,
                 node_key=hello.key,
                 asker_key=body["asker_key"],
-                argv=tuple(body["argv"]),
-                env=body["env"],
-                cwd=body["cwd"],
-                has_input=body["has_input"],
+                argv=tuple(body.get("argv", ())),
+                connections=body.get("connections"),
+                env=body.get("env", {}),
+                cwd=body.get("cwd"),
+                has_input=body.get("has_input", False),
                 asked_by=user_name(caller.uid),
             )
         except ValidationError as error:
             raise UsageError(f"the request has {error.error_count()} unusable fields") from error
         return {"request": self._key.sign(Kind.EXEC_REQUEST, request).model_dump_json(), "node_key": hello.key}
+
+    async def _connections_here(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /exec/connections``: what another node is asked by a request, of this one. Raises UsageError."""
+        await require_ray_user(caller, self._ray)
+        try:
+            about = AboutConnections.model_validate(body)
+        except ValidationError as error:
+            raise UsageError(f"the question has {error.error_count()} unusable fields") from error
+        return answer_with(await self._connections(about, caller.uid or None, user_name(caller.uid)))
 
     async def _ssh_keys(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /exec/ssh-keys``: what a node's hello says of its sshd. Raises UntrustedError, UsageError."""

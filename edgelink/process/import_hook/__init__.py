@@ -7,6 +7,7 @@ and what Python compiles there must be that user's: the compiler takes four time
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -41,6 +42,12 @@ def provide(base: Path, uid: int) -> Path | None:
 def variables(directory: Path | None, python_path: str = "") -> dict[str, str]:
     """Return what a program gets with the hook in ``directory`` beside a PYTHONPATH of its own."""
     return {} if directory is None else {HOOK: str(directory), "PYTHONPATH": in_front(str(directory), python_path)}
+
+
+def kept_in_front(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` with the folder of its hook, if it has one, as the first entry of PYTHONPATH."""
+    hook, path = environment.get(HOOK), environment.get("PYTHONPATH", "")
+    return {**environment, "PYTHONPATH": in_front(hook, path)} if hook else dict(environment)
 
 
 def in_front(directory: str, python_path: str) -> str:
