@@ -19,10 +19,9 @@ from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.registry.backup import backup, restore
 from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Envelope, Lease, NetworkSecrets, Role
-from edgelink.registry.rotation import HeldSecret
+from edgelink.registry.payloads import Lease, Role
 from edgelink.registry.store import RegistryStore
 from edgelink.testing import FakeClock
 
@@ -220,36 +219,55 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
         RegistryStore(path, FakeClock())
 
 
-@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
-def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> None:
-    """Leases, network, tokens and history are as they were, from whichever version; and it goes on from there."""
+def schema_of(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Name and type of each column, by table."""
+    with closing(sqlite3.connect(path)) as database:
+        tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            table: [(row[1], row[2]) for row in database.execute(f"PRAGMA table_info({table})")]
+            for table in sorted(tables)
+        }
+
+
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 2])
+def test_what_is_older_than_the_version_before_is_left_alone(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "registry.sqlite3"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    with refuses(RegistryError, "too old", version):
+        RegistryStore(path, FakeClock())
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def test_a_migration_that_fails_changes_nothing(world: World) -> None:
+    """All of it is one transaction."""
+    world.join("edge-1")
+    world.store.close()
+    downgrade(world.store.path)
+    with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
+        database.execute("CREATE INDEX in_the_way ON credentials (username)")
+    before = schema_of(world.store.path)
+    with refuses(RegistryError, "in_the_way"):
+        world.open()
+    assert schema_of(world.store.path) == before
+
+
+def test_the_version_before_is_brought_up_to_date(world: World, tmp_path: Path) -> None:
+    """Leases, network, tokens and history are as they were; and it goes on from there."""
     key, token = NodeKey.generate(), world.token(uses=2)
     world.enrol(key, token)
     store = world.store
     content = [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()]
     store.close()
-    downgrade(store.path, version)
+    downgrade(store.path)
     world.open()
+    RegistryStore(tmp_path / "new.sqlite3", FakeClock()).close()
+    assert schema_of(store.path) == schema_of(tmp_path / "new.sqlite3")
     store = world.store
     assert [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()] == content
     assert world.lease(world.enrol(key, token)) == content[0][0]
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
-
-
-def test_a_network_of_easytier_credentials_goes_back_to_one_secret(world: World) -> None:
-    """Its nodes hold an empty one and take what the registry tells them under a higher number only."""
-    key, token, store = NodeKey.generate(), world.token(), world.store
-    world.enrol(key, token)
-    store.close()
-    downgrade(store.path, 7)
-    with closing(sqlite3.connect(store.path)) as database:
-        database.execute("UPDATE network SET node_credentials = 1")
-        database.commit()
-    world.open()
-    sealed = world.authority.rotations.sealed_secrets()[key.node_id].decode()
-    envelope = Envelope.model_validate_json(key.unseal(sealed))
-    told = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, world.keys.verify_key_b64)
-    assert HeldSecret(1, "").given(HeldSecret.of(told)) == HeldSecret(2, world.network.secret)
 
 
 @pytest.mark.timeout(120)

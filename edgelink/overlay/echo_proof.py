@@ -44,7 +44,7 @@ _MOST_SESSIONS = 4096  # more than a forger displaces in the minute in which a m
 
 
 class Proof(Enum):
-    """The verdict on one answer. ``UNPROVEN`` includes silence, a refusal and an older version's answer."""
+    """The verdict on one answer. ``UNPROVEN`` includes silence and a refusal."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"

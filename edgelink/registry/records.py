@@ -184,21 +184,15 @@ class MadeRule:
 class BrokerUser:
     """Who may connect to the broker. ``subject`` is the node_id or token_id; the topics follow from kind and role."""
 
-    username: str
     kind: Literal["node", "token"]
     subject: str
     role: Role
     password: BrokerPassword = field(repr=False)
 
     @property
-    def is_plain(self) -> bool:
-        """A node whose username is its node_id: its own topics follow from that name (see dynamic_security)."""
-        return self.username == self.subject
-
-
-def older_username(node_id: str) -> str:
-    """The broker's user of a node whose EdgeLink does not know that the node_id itself may be the username."""
-    return f"node-{node_id}"
+    def username(self) -> str:
+        """A node's is its node_id: its own topics follow from that name (see dynamic_security)."""
+        return self.subject if self.kind == "node" else token_username(self.subject)
 
 
 def token_username(token_id: str) -> str:

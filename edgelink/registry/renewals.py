@@ -55,7 +55,7 @@ class Renewals:
             if recorded is not None and recorded.matches(password):
                 return None
             self._refuse_too_soon(node_id)
-            self._store.set_node_password(node_id, broker_password_hash(password), self._store.broker_username(node_id))
+            self._store.set_node_password(node_id, broker_password_hash(password))
             newest = self._store.asked_at(node_id)
             made_at = request.made_at if newest is None else max(request.made_at, newest + _MOMENT)
             self._store.note_asked(node_id, made_at)

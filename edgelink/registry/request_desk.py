@@ -17,7 +17,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import EdgelinkError, RegistryError, UntrustedError
+from edgelink.errors import EdgelinkError, UntrustedError
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.keys import Kind, open_envelope
@@ -159,15 +159,8 @@ class RequestDesk:
             if request.cookie:
                 self._refusals.note(OUTDATED, lease.node_id, what="request")
             return Answered(Again())
-        handler = self._handlers.get(request.ask.kind)
         try:
-            if handler is None:
-                raise RegistryError(
-                    f"this relay's EdgeLink does not know requests of the kind {request.ask.kind!r}",
-                    hint="upgrade the relay: `edgelink version` there",
-                    reason="NotUnderstood",
-                )
-            return handler(lease, request)
+            return self._handlers[request.ask.kind](lease, request)
         except EdgelinkError as error:
             self._refusals.note(error.condition_reason, lease.node_id, what=request.ask.kind, error=str(error))
             return Answered(

@@ -56,7 +56,7 @@ the registry reads {status}; of more, it reads the newest in its turn.
 
 Each has `version`, which is 1. Units stand in the names: `…_s` is in seconds, `…_ip` an overlay address. Times are UTC,
 ISO 8601. A key that is not known is ignored: a newer peer may add some. What is signed travels as the text, `body`, of
-an [Envelope](#envelope). What is *optional* may be left out: an older version does not know it.
+an [Envelope](#envelope). What is *optional* may be left out.
 """
 
 _WORDS: Mapping[Any, str] = {
@@ -80,7 +80,6 @@ _MEANINGS = {
     "is_relay": "a relay's machine may also be the head",
     "verify_key": "the node's public key (Ed25519), which its signatures are checked with; `node_id` is its hash",
     "labels": "of the node, by name",
-    "features": "what it can follow, by name: that, and not its version, decides what it is given",
     "overlay_ip": "the node's",
     "preferred_rank": "null: takes no part in Ray (relay)",
     "node_rank": "in Ray's cluster: RLINF_NODE_RANK",
