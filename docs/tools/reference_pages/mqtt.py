@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AwareDatetime, BaseModel
 
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Base64, Envelope, NodeId
-from edgelink.registry.rate_limit import RateLimit, StatusGate
+from edgelink.registry.rate_limit import RequestLimit, StatusGate
 from edgelink.registry.topic_table import QOS, TOPICS, Topic
 
 _HEAD = f"""# Topics and payloads
@@ -102,7 +102,7 @@ _MEANINGS = {
 def render() -> str:
     """The page."""
     lines = [_HEAD + "\n".join(map(_topic_row, TOPICS))]
-    limits = {"node": RateLimit.PER_NODE, "token": RateLimit.PER_TOKEN, "all": RateLimit.ALL}
+    limits = {"node": RequestLimit.PER_NODE, "token": RequestLimit.PER_TOKEN, "all": RequestLimit.ALL}
     limits["status"] = StatusGate.PER_NODE
     lines += [_AFTER.format(**{name: f"{rate:g} a second ({burst} at once)" for name, (rate, burst) in limits.items()})]
     for model in models():
