@@ -6,10 +6,14 @@ import base64
 import hashlib
 import sqlite3
 import threading
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from registry_world import World, downgrade
@@ -17,11 +21,13 @@ from telling import refuses
 
 from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.files import AT_ONCE
 from edgelink.registry.backup import backup, restore
-from edgelink.registry.database import SCHEMA_VERSION
+from edgelink.registry.database import SCHEMA_VERSION, Database
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.records import FROM_JSON
 from edgelink.registry.store import RegistryStore
 from edgelink.testing import FakeClock
 
@@ -320,3 +326,35 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(RegistryError, tmp_path / "file" / "registry.sqlite3"):
         RegistryStore(tmp_path / "file" / "registry.sqlite3", FakeClock())
+
+
+@dataclass(frozen=True)
+class Inner:
+    first: int
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    at: datetime | None
+    is_set: bool
+    labels: Annotated[Mapping[str, str], FROM_JSON]
+    inner: Inner
+
+
+def test_rows_are_read_as_records(tmp_path: Path) -> None:
+    """By the types of their fields; a record in a record is made of the same row, and what nobody asks for is left."""
+    database = Database(tmp_path / "one.sqlite3", AT_ONCE, on_rollback=lambda: None)
+    select = "SELECT ? AS name, ? AS at, ? AS is_set, ? AS labels, ? AS first, ? AS address, 7 AS more"
+    at = datetime(2026, 11, 1, 12, 0, 0, 5, tzinfo=UTC)
+    inner = Inner(2, IPv4Address("10.0.0.1"))
+    found = database.record(Row, select, "{}", at.isoformat(), 1, '{"a": "b"}', 2, "10.0.0.1")
+    assert found == Row("{}", at, True, {"a": "b"}, inner)
+    nothing = database.record(Row, select, "", None, 0, "{}", 2, "10.0.0.1")
+    assert nothing == Row("", None, False, {}, inner)
+    assert database.record(Row, f"{select} LIMIT 0", *[None] * 6) is None
+    with refuses(RegistryError, "inner", reason="RegistryDamaged") as caught:
+        database.record(Row, select, "", None, 0, "{}", 2, "a-secret")
+    assert "a-secret" not in f"{caught.value} {caught.value.__cause__}"
+    database.close()

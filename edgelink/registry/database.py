@@ -11,11 +11,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from edgelink.errors import NotCommittedError, RegistryError
 from edgelink.files import Files, fsync_directory
+from edgelink.registry.payloads import unusable_fields
 
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
 
@@ -94,6 +99,15 @@ _MIGRATION_BEFORE_RELEASE = """
 DELETE FROM credentials WHERE username <> node_id;
 ALTER TABLE credentials DROP COLUMN username;
 """
+
+RecordT = TypeVar("RecordT")
+
+
+@cache
+def _reader_of(kind: type[RecordT]) -> tuple[TypeAdapter[RecordT], tuple[str, ...]]:
+    """Return what makes such records of rows, and the fields that are records of the same row."""
+    hints = get_type_hints(kind)
+    return TypeAdapter(kind), tuple(name for name, hint in hints.items() if is_dataclass(hint))
 
 
 class Database:
@@ -211,6 +225,28 @@ class Database:
     def row(self, statement: str, *values: Any) -> sqlite3.Row | None:
         rows = self.rows(statement, *values)
         return rows[0] if rows else None
+
+    def records(self, kind: type[RecordT], statement: str, *values: Any) -> list[RecordT]:
+        """Return the rows as frozen dataclasses, whose fields are named like the columns.
+
+        Text is read as what the field holds: a time, an address, JSON. A field that is a dataclass itself is made of
+        columns of the same row.
+
+        Raises:
+            RegistryError: a column holds something else.
+        """
+        adapter, inner = _reader_of(kind)  # type: ignore[arg-type]  # mypy takes no type for hashable
+        rows = map(dict, self.rows(statement, *values))
+        try:
+            return [adapter.validate_python(row | dict.fromkeys(inner, row)) for row in rows]
+        except ValidationError as error:  # without the values: they may be secrets
+            raise RegistryError(
+                f"{self.path}: is damaged: unusable {unusable_fields(error)}", hint=_DAMAGED, reason="RegistryDamaged"
+            ) from None
+
+    def record(self, kind: type[RecordT], statement: str, *values: Any) -> RecordT | None:
+        """Return the first row like :meth:`records`. None: there is no row."""
+        return next(iter(self.records(kind, statement, *values)), None)
 
     def version(self) -> int:
         """Changes when another connection, as a rule of another process, has changed something."""

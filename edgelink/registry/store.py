@@ -30,7 +30,7 @@ from edgelink.registry.records import BrokerUser, Network, Ranges
 from edgelink.registry.revocations import Revocations
 from edgelink.registry.rotation import generation_after
 from edgelink.registry.rotation_book import RotationBook
-from edgelink.registry.token_book import TokenBook, password_of
+from edgelink.registry.token_book import TokenBook
 
 CLONE_REFUSED = "clone refused"  # the one action in the history that changed nothing
 
@@ -42,6 +42,12 @@ class _Leases:
     version: int
     envelopes: dict[str, Envelope]
     holdings: Holdings
+
+
+@dataclass(frozen=True)
+class _NodePassword:
+    node_id: str
+    password: BrokerPassword
 
 
 class RegistryStore:
@@ -278,8 +284,7 @@ class RegistryStore:
             )
 
     def node_password(self, node_id: str) -> BrokerPassword | None:
-        row = self._database.row("SELECT * FROM credentials WHERE node_id = ?", node_id)
-        return password_of(row) if row else None
+        return self._database.record(BrokerPassword, "SELECT * FROM credentials WHERE node_id = ?", node_id)
 
     def broker_user(self, node_id: str) -> BrokerUser | None:
         """One node's; None when it has no lease."""
@@ -294,7 +299,9 @@ class RegistryStore:
         now = self._clock.now()
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
-            BrokerUser("node", node_id, leases[node_id].role, password_of(row))
+            BrokerUser(
+                "node", node_id, leases[node_id].role, BrokerPassword(row["salt"], row["hash"], row["iterations"])
+            )
             for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
         ]
