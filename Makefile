@@ -122,7 +122,7 @@ netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network n
 netns-seconds: setup machine ## all of them, long ones too; writes down what begins first (netns-tests/seconds.json)
 	$(BIN)/python -m pytest $(NETNS) --record-seconds
 
-neighbours: setup ## this version with another one in one network, and upgrades: PREVIOUS=REVISION|CHECKOUT (as root)
+neighbours: setup ## upgrades from another version, under what runs, and the way back: PREVIOUS=REVISION|CHECKOUT (as root)
 	EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest -s netns-tests/test_neighbouring_versions.py
 
 bench: setup ## figures, EdgeLink against the by-hand road (as root)

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 def presence_in_words(seen: Mapping[str, Any]) -> str:
     """How a node is by the registry's row of it: its phase, "paused" where the head misses it, or how it is away."""
-    if seen.get("paused"):  # an older daemon does not tell
+    if seen.get("paused"):
         return "paused"
     return str(seen["phase"]) if seen["online"] else away_in_words(seen["phase"])
 

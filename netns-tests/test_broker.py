@@ -14,22 +14,19 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from registry_relay import CLOCK, Node, Relay, serving_relay, soon
+from registry_relay import Node, Relay, serving_relay, soon
 
 from edgelink.errors import (
     ProcessStartError,
     RegistryAuthError,
-    RegistryError,
     RegistryUnavailableError,
     TokenError,
     UntrustedError,
 )
 from edgelink.registry.dynamic_security import CONTROL_TOPIC, RESPONSE_TOPIC
-from edgelink.registry.enrol import exchange
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, EnrolRequest, NodeStatus, Role
-from edgelink.registry.requests import Unknown
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, NodeStatus, Role
+from edgelink.registry.requests import EchoUp, EchoWord
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
@@ -210,25 +207,6 @@ async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
     assert heard == {topic(own) for topic in (topics.lease, *of_one_node)}
 
 
-async def test_a_node_of_an_older_edgelink_is_confined(relay: Relay) -> None:
-    """One that does not know that its node_id is its username has a role of its own with the same rights."""
-    token = await relay.service.create_token(TokenRequest(Role.EDGE))
-    key = NodeKey.generate()
-    asked = EnrolRequest(
-        token_id=token.token_id, verify_key=key.verify_key_b64, hostname="older", edgelink_version="0.0.9"
-    )
-    request = key.sign(Kind.ENROL_REQUEST, asked)
-    async with relay.session(Login(token.broker_username, token.secret)) as session:
-        reply = await exchange(session, token, request, CLOCK, 30)
-    older = Node(key, Membership.from_reply(reply, token=token, key=key, ca_pem=relay.keys.ca_pem))
-    assert older.login.username == f"node-{key.node_id}"
-    other = await relay.join("edge-2")
-    async with older.running():
-        await soon(lambda: older.key.node_id in relay.service.statuses)
-    topics = relay.topics
-    await assert_confined(relay, older.login, ["#", topics.lease(other.key.node_id), topics.status(ANY), "$SYS/#"])
-
-
 async def assert_confined(relay: Relay, login: Login, forbidden: list[str]) -> None:
     async with relay.session(login) as session:
         for topic in forbidden:
@@ -324,13 +302,10 @@ async def test_a_node_asks_and_is_answered(relay: Relay) -> None:
     for hostname, role in (("cloud", Role.HEAD), ("edge-1", Role.EDGE)):
         node = await relay.join(hostname, role)
         async with node.running():
-            with pytest.raises(RegistryError, match="'teleport'") as caught:
-                await node.client.channel.ask(Unknown(kind="teleport"), within_s=30)
-            assert caught.value.condition_reason == "NotUnderstood"
+            answer = await node.client.channel.ask(EchoUp(of=node.key.node_id), within_s=30)
+            assert answer == EchoWord(is_up=False)
             assert node.client.ignored_messages == 0
-    counts = relay.service.refusals.counts
-    assert counts.keys() == {"NotUnderstood"}
-    assert counts["NotUnderstood"] >= 2, "one a node; who has no answer after two seconds asks once more"
+    assert relay.service.refusals.counts == {}
 
 
 async def test_half_open_connection(relay: Relay) -> None:

@@ -243,44 +243,6 @@ def assert_told_once(lab: Lab, node: str, since: int) -> None:
     assert len(told) == len(set(told)), told
 
 
-_OLDER = """
-from edgelink.registry import rotation
-rotation.FOLLOWS_SECRETS = "of-another-time"
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.network_watch import NetworkWatch
-NetworkWatch.take = lambda self, message: message.topic in self.subscriptions
-RegistryClient.publish_answer = lambda self, answer: None
-"""
-
-
-def test_a_node_too_old_to_follow_is_named(lab: Lab, tmp_path: Path) -> None:
-    """Nobody is put out, and no secret changed, without the operator's word that it may be cut off; an upgrade brings
-    it back. It is the present EdgeLink, which neither says that it follows, nor hears, nor answers."""
-    before = current(lab)
-    (tmp_path / "sitecustomize.py").write_text(_OLDER)
-    lab.kill("edge-2")
-    wait_until("the relay hears that it is gone", lambda: not registered(lab)["edge-2"]["online"])
-    lab.start("edge-2", env={"PYTHONPATH": str(tmp_path)})
-    wait_until("the relay hears it", lambda: registered(lab)["edge-2"]["online"])
-    for verb in (["revoke", "edge-3", "--yes"], ["rotate-secret"]):
-        refused = lab.exec(RELAY, ["edgelink", *verb], capture=True, timeout_s=60)
-        assert_error(refused, 75, "TooOldToFollow", "edge-2", "--leave-behind")
-    assert "edge-3" in registered(lab)
-    assert current(lab) == before
-    accepted = ["edgelink", "rotate-secret", "--leave-behind", "edge-2", "--hold", "0"]
-    result = lab.exec(RELAY, accepted, capture=True, timeout_s=60)
-    assert_error(result, 75, "OldSecretInUse", "edge-2")
-    assert epochs(lab, RELAY, "cloud", "edge-1", "edge-3") == {before + 1}
-    assert epochs(lab, "edge-2") == {before}
-    assert not can_ping(lab, "edge-2", overlay_ip(lab, "cloud"))
-    lab.kill("edge-2")
-    lab.start("edge-2")
-    wait_for_condition(lab, "edge-2", "SecretCurrent", "Current")
-    wait_for_condition(lab, "edge-2", "PeersReachable", "Reachable")
-    wait_for_condition(lab, RELAY, "SecretCurrent", "Current")
-    assert current(lab) == before + 1
-
-
 def hold(lab: Lab, node: str) -> Path:
     """A hook on ``node`` that says `moving` for as long as the file that is returned exists."""
     config = lab.host_path(node, Path("/etc/edgelink")) / "edgelink.yaml"

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgelink.registry.authority import Authority, EnrolResult
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.database import _MIGRATIONS
+from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -78,16 +78,11 @@ class World:
         return Membership.from_reply(result.reply, token=token, key=key, ca_pem=self.keys.ca_pem)
 
 
-def downgrade(path: Path, version: int) -> None:
-    """Make the closed database at ``path`` what an EdgeLink that knew ``version`` migrations would have written."""
-    older = path.with_name("older.sqlite3")
-    with closing(sqlite3.connect(older, isolation_level=None)) as database:
-        database.executescript("".join(_MIGRATIONS[:version]) + f"PRAGMA user_version = {version}")
-        database.execute("ATTACH ? AS newer", (str(path),))
-        for (table,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
-            kept = {row[1] for row in database.execute(f"PRAGMA newer.table_info({table})")}
-            names = ", ".join(kept & {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")})
-            database.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
-    for file in path.parent.glob(f"{path.name}*"):
-        file.unlink()
-    older.rename(path)
+def downgrade(path: Path) -> None:
+    """Make the closed database at ``path`` what the version before wrote. To be deleted with that migration."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.executescript(
+            "ALTER TABLE credentials ADD COLUMN username TEXT NOT NULL DEFAULT '';"
+            "UPDATE credentials SET username = node_id;"
+            f"PRAGMA user_version = {SCHEMA_VERSION - 1}"
+        )

@@ -165,7 +165,7 @@ class Machine(ThisMachine):
         self._cuts = asyncio.Event()  # set, and replaced, whenever the uplink goes or comes
         self.sessions: list[PlayedSession] = []  # with brokers elsewhere
         self.is_stopped = False  # its daemon stands still
-        self.is_older = False  # its echo proves nothing
+        self.proves_nothing = False
         self.broken: set[str] = set()  # programs that cannot be started
         self.python, self.core = directory / "python3", directory / "easytier-core"
         for program in (self.python, self.core):
@@ -361,7 +361,7 @@ class Machine(ThisMachine):
 
     def proof_by(self, responder: Running, identity: EchoIdentity | None) -> Proof:
         """What its responder proves to who wants to know whether this machine is ``identity``."""
-        if identity is None or self.is_older:
+        if identity is None or self.proves_nothing:
             return Proof.UNPROVEN
         key, instance = responder.file["words"]
         is_so = identity == EchoIdentity(NodeKey.load(Path(key)).verify_key_b64, UUID(instance))

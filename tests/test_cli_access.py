@@ -10,7 +10,6 @@ from test_cli_registry import Relay, relay  # noqa: F401 (a fixture)
 
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode, UsageError
-from edgelink.registry.access_watch import FOLLOWS_ACCESS
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.roles.registry_routes import RegistryRoutes
@@ -18,8 +17,8 @@ from edgelink.roles.registry_routes import RegistryRoutes
 
 async def test_a_rule_is_made_shown_and_taken_away(relay: Relay, words: Words) -> None:
     """By those who say it in the same words; who made it, and when, is shown; so is what it comes to."""
-    relay.hear(relay.world.join("cloud", Role.HEAD), features=(FOLLOWS_ACCESS,))
-    relay.hear(relay.world.join("edge-1"), features=(FOLLOWS_ACCESS,))
+    relay.hear(relay.world.join("cloud", Role.HEAD))
+    relay.hear(relay.world.join("edge-1"))
     made = await relay.json("access", "allow", "head", "tcp/8888", "--from", "edge", "--from", "relay", "--json")
     assert (made["new"], made["told"], [rule["from"] for rule in made["rules"]]) == (2, None, ["edge", "relay"])
     listed = await relay.json("access", "list", "--json")
@@ -68,15 +67,13 @@ async def test_a_node_is_called_by_its_present_name(relay: Relay) -> None:
 
 
 async def test_who_does_not_follow_is_named(relay: Relay, words: Words) -> None:
-    """Of those that a rule opens: what is old, and what is away."""
-    for name, features in (("old", ()), ("new", (FOLLOWS_ACCESS,))):
-        relay.hear(relay.world.join(name), features=features)
+    """Of those that a rule opens: who is away."""
+    relay.hear(relay.world.join("there"))
     relay.world.join("away")
     relay.hear(relay.world.join("cloud", Role.HEAD))
     made = await relay.json("access", "allow", "edge", "tcp/80", "--from", "all", "--json")
     behind = {each["hostname"]: each["why"] for each in made["behind"]}
-    assert list(behind) == ["old", "away"]
-    assert behind["away"] == "offline"
+    assert behind == {"away": "offline"}
     told = (await relay.call("access", "deny", "edge", "tcp/80", "--from", "all")).output
     assert all(why in told for why in behind.values()), "there it is open until then"
     words(told)

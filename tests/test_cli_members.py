@@ -51,7 +51,7 @@ def lease(of: dict[str, Any], *, online: bool, phase: str = "Ready", paused: boo
     ids=[
         "an edge",
         "a silent head",
-        "an older daemon",
+        "nobody is asked",
         "the relay",
         "one that the relay omits",
         "one that the head misses",

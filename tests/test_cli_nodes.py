@@ -31,6 +31,8 @@ EDGE = {
     "node_rank": 1,
     "overlay_ip": "10.10.0.3",
     "ready": True,
+    "state": "ready",
+    "has_ray": True,
     "ray": "alive",
     "path": "relayed",
     "via": "relay",
@@ -44,6 +46,7 @@ EDGE = {
 }
 ABSENT = {
     **dict.fromkeys(EDGE),
+    "open_ports": [],
     "node_rank": 2,
     "ready": False,
     "ray": "nobody enrolled",
@@ -75,7 +78,13 @@ class Daemon:
 
     async def _nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         left_out = [{"hostname": hostname} for hostname in self.left_out]
-        return {"nodes": self.nodes, "strangers": self.strangers, "left_out": left_out, "totals": self.totals}
+        return {
+            "nodes": self.nodes,
+            "strangers": self.strangers,
+            "left_out": left_out,
+            "totals": self.totals,
+            "edges_open_to": "all",
+        }
 
     async def _paths(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"paths": []}
@@ -117,12 +126,11 @@ def daemon(tmp_path: Path) -> Daemon:
 @pytest.mark.parametrize(
     ("said", "is_told"),
     [
-        ({}, False),
         ({"edges_open_to": "all"}, False),
         ({"edges_open_to": "head"}, True),
         ({"edges_open_to": "members"}, True),
     ],
-    ids=["an older daemon", "members", "no run", "a run"],
+    ids=["members", "no run", "a run"],
 )
 def test_nodes_tells_of_edges_that_are_closed_to_each_other(said: dict[str, str], is_told: bool, words: Words) -> None:
     found = {"nodes": [], "strangers": [], "left_out": [], "totals": {"enrolled": 0, "nodes": 0, "gpus": 0, "cpus": 0}}
@@ -140,13 +148,10 @@ def test_nodes_tells_of_edges_that_are_closed_to_each_other(said: dict[str, str]
         (("missing", "off"), 1),
         (("ready", "paused"), 75),
         (("missing", "paused"), 75),
-        ((None, None), 0),
     ],
 )
-def test_the_exit_status_tells_a_pause_from_who_is_missing(states: tuple[str | None, ...], status: int) -> None:
-    """Of an older daemon it is as before."""
-    told = [{"state": state} if state else {} for state in states]
-    rows = [{**EDGE, **row, "ready": row.get("state", "ready") == "ready"} for row in told]
+def test_the_exit_status_tells_a_pause_from_who_is_missing(states: tuple[str, ...], status: int) -> None:
+    rows = [{**EDGE, "state": state, "ready": state == "ready"} for state in states]
     assert nodes.exit_status(rows) == status
 
 
@@ -155,13 +160,14 @@ def test_only_what_is_a_fault_is_marked_as_one(state: str, mark: str) -> None:
     """Who was switched off on purpose is idle."""
     row = {**EDGE, "ready": False, "state": state, "versions": {}, "wrong": ["why"]}
     totals = {"enrolled": 1, "nodes": 0, "gpus": 0, "cpus": 0}
-    told = nodes.lines({"nodes": [row], "strangers": [], "left_out": [], "totals": totals}, 80)
+    told = nodes.lines({"nodes": [row], "strangers": [], "left_out": [], "totals": totals, "edges_open_to": "all"}, 80)
     assert [click.unstyle(line)[0] for line in told if "why" in line] == [mark]
 
 
 def test_a_paused_node_has_no_path() -> None:
     """EasyTier knows the route to it for a while yet, and nothing gets through."""
-    rest = {"strangers": [], "left_out": [], "totals": {"enrolled": 1, "nodes": 0, "gpus": 0, "cpus": 0}}
+    totals = {"enrolled": 1, "nodes": 0, "gpus": 0, "cpus": 0}
+    rest = {"strangers": [], "left_out": [], "totals": totals, "edges_open_to": "all"}
     for state, path in (("ready", PATH), ("paused", "-")):
         told = nodes.lines({"nodes": [{**EDGE, "state": state, "ready": state == "ready"}], **rest}, 120)
         assert " ".join(told[1].split()).endswith(path)

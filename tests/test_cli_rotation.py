@@ -72,7 +72,7 @@ def test_a_revocation_is_shown_as_it_goes(daemon: Daemon, words: Words) -> None:
     assert daemon.asked == [
         (
             "/revoke",
-            {"node": "franka-2", "hold_s": 5.0, "timeout_s": 20.0, "leave_behind": [], "all_tokens": True},
+            {"node": "franka-2", "hold_s": 5.0, "timeout_s": 20.0, "all_tokens": True},
         )
     ]
     CliRunner().invoke(revoke.command, ["franka-2", "--yes", "--now"])
@@ -97,7 +97,7 @@ def test_for_scripts_each_answer_is_a_line(daemon: Daemon) -> None:
     assert [json.loads(line) for line in result.output.splitlines()] == list(daemon.items)
     assert daemon.asked[0] == (
         "/rotate-secret",
-        {"hold_s": 60.0, "timeout_s": 60.0, "force": True, "leave_behind": []},
+        {"hold_s": 60.0, "timeout_s": 60.0, "force": True},
     )
 
 

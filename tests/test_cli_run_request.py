@@ -50,7 +50,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(ray_node_id: str | None) -> dict[str, Any]:
-    return {"node_rank": 1, "hostname": "edge-1", "ready": ray_node_id is not None, "ray_node_id": ray_node_id}
+    return {
+        "node_rank": 1,
+        "hostname": "edge-1",
+        "ready": ray_node_id is not None,
+        "state": "ready" if ray_node_id else "missing",
+        "ray_node_id": ray_node_id,
+    }
 
 
 class Daemon:

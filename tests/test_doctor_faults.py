@@ -296,7 +296,6 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("ray-disk", "failed", "old /mnt/heads/sessions/session_*", heads_directory_is_full),
     ("ray-directory-private", "failed", "0755", mode("var/lib/edgelink-ray", 0o755)),
     ("ray-directory-private", "failed", "ROOT/mnt (mode 0777)", rays_directory_where_all_may_write),
-    ("ray-directory-private", "limited", "restart-ray --all", lambda m: m.paths.ray_temp_dir.write_text("/tmp/ray\n")),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
     ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),
     ("ray-environment", "limited", "RAY_ADDRESS", environ(RAY_ADDRESS="192.0.2.7:6379")),

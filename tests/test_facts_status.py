@@ -18,7 +18,7 @@ from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_
 from edgelink.overlay.openings import Opening
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.client import FEATURES, Session
+from edgelink.registry.client import Session
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.membership import Membership
@@ -49,7 +49,6 @@ BARE = NodeStatus(
     edgelink_version=__version__,
     python_version=platform.python_version(),
     device="et7",
-    features=FEATURES,
 )
 
 

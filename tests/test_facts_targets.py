@@ -61,18 +61,20 @@ def test_an_edge_needs_the_head_and_a_relay_and_asks_everybody_else(memberships:
     found = targets(now, relays_carry=True)
     assert found is not None
     assert replace(found, identities={}) == Targets(
-        needed=ips(CLOUD), relays=ips(RELAY, RELAY_2), others=ips(EDGE_2, EDGE_3), metered=frozenset({"edge-3"})
+        needed=ips(CLOUD),
+        relays=ips(RELAY, RELAY_2),
+        others=ips(EDGE_2, EDGE_3),
+        metered=frozenset({"edge-3"}),
+        provers=frozenset({"cloud"}),
     )
     assert found.identities.keys() == found.all.keys()
     assert found.identities["edge-2"].verify_key == EDGE_2.verify_key
 
 
-@pytest.mark.parametrize(("echo_proves", "provers"), [(True, {"cloud"}), (False, set())])
-def test_the_heads_signed_word_says_that_it_can_prove_itself(
-    memberships: dict[str, Membership], *, echo_proves: bool, provers: set[str]
+@pytest.mark.parametrize(("signed", "provers"), [(spec(CLOUD, EDGE_1), {"cloud"}), (None, set())])
+def test_a_head_that_has_a_cluster_has_to_prove_itself(
+    memberships: dict[str, Membership], signed: ClusterSpec | None, provers: set[str]
 ) -> None:
-    """One of a head before there were proofs says nothing of it."""
-    signed = spec(CLOUD, EDGE_1).model_copy(update={"echo_proves": echo_proves})
     found = targets(replace(network(memberships["edge-1"], *EVERYBODY), cluster_spec=signed), relays_carry=True)
     assert found is not None
     assert found.provers == provers

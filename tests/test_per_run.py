@@ -11,20 +11,18 @@ from test_inside import spec
 
 from edgelink.config import Config
 from edgelink.errors import DeadlineError
-from edgelink.registry.documents import OPENS_PER_RUN
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, EdgesOpenTo, NodeStatus
-from edgelink.roles.per_run import still_closed, too_old
+from edgelink.roles.per_run import still_closed
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 
 PER_RUN = Config(access="per-run")
 CLOSED, MEET = spec("head"), spec("members").model_copy(update={"epoch": 7})
-OLDER = NodeStatus(node_id=EDGE_2.node_id, online=True)
 AWAY = NodeStatus(node_id=EDGE_2.node_id, online=False)
 
 
 def follows(edge: DirectoryEntry, epoch: int | None) -> NodeStatus:
-    return NodeStatus(node_id=edge.node_id, online=True, features=(OPENS_PER_RUN,), follows_spec=epoch)
+    return NodeStatus(node_id=edge.node_id, online=True, follows_spec=epoch)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,6 @@ def follows(edge: DirectoryEntry, epoch: int | None) -> NodeStatus:
         (MEET, follows(EDGE_2, 8), []),
         (MEET, follows(EDGE_2, 6), ["edge-2 has not opened"]),
         (MEET, follows(EDGE_2, None), ["edge-2 has not opened"]),
-        (MEET, OLDER, []),
         (MEET, AWAY, ["edge-2 is not"]),
         (MEET, None, ["edge-2 is not"]),
     ],
@@ -44,7 +41,7 @@ def follows(edge: DirectoryEntry, epoch: int | None) -> NodeStatus:
 def test_each_edge_of_the_run_has_to_say_that_it_is_open(
     word: ClusterSpec | None, other: NodeStatus | None, told: list[str]
 ) -> None:
-    """In the cluster spec's own epoch or a newer one; who is too old to close anything has nothing to open."""
+    """In the cluster spec's own epoch or a newer one."""
     statuses = {EDGE_1.node_id: follows(EDGE_1, 7)} | ({EDGE_2.node_id: other} if other else {})
     found = still_closed([CLOUD, EDGE_1, EDGE_2], word, statuses)
     assert [text.startswith(begins) for text, begins in zip(found, told, strict=True)] == [True] * len(told)
@@ -52,18 +49,6 @@ def test_each_edge_of_the_run_has_to_say_that_it_is_open(
 
 def test_a_run_with_one_edge_waits_for_nobody() -> None:
     assert still_closed([CLOUD, EDGE_1], None, {}) == []
-
-
-def test_who_is_too_old_is_named_where_edges_are_to_be_closed() -> None:
-    assert [text.partition(":")[0] for text in too_old(CLOSED, EDGE_2, OLDER)] == ["AccessIgnored"]
-    for word, found, status in [
-        (spec("all"), EDGE_2, OLDER),
-        (None, EDGE_2, OLDER),
-        (CLOSED, CLOUD, OLDER),
-        (CLOSED, EDGE_2, AWAY),
-        (CLOSED, EDGE_2, follows(EDGE_2, 1)),
-    ]:
-        assert too_old(word, found, status) == []
 
 
 @pytest.fixture

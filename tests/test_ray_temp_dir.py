@@ -55,14 +55,14 @@ async def test_an_edge_that_cannot_write_there_says_so_before_it_starts_ray(
 ) -> None:
     """Instead of the last words of a `ray start`; and doctor then looks at the right disk."""
     (tmp_path / "file").write_text("no directory")
-    (edge_bench.fake.directory / "temp_dir").write_text(f"{tmp_path}/file/ray")
+    (edge_bench.fake.directory / "temp_dir").write_text(f"{tmp_path}/file/sessions")
     edge_bench.hears(head_port)
-    with refuses(ConfigError, f"{tmp_path}/file/ray", reason="RayTempDir") as caught:
+    with refuses(ConfigError, f"{tmp_path}/file", reason="RayTempDir") as caught:
         await edge_bench.edge().reconcile()
     assert caught.value.condition_reason == "RayTempDir"
     assert "ray.temp_dir on the head" in str(caught.value.hint)
     assert edge_bench.fake.starts == []
-    assert temp_dir_here(edge_bench.paths, None) == tmp_path / "file" / "ray"
+    assert temp_dir_here(edge_bench.paths, None) == tmp_path / "file" / "sessions"
 
 
 async def test_the_head_uses_what_is_configured(head_bench: Bench, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_is_no_directory_is_not_followed(tmp_path: Path, noted: str) -> Non
 
 
 def test_the_directory_is_read_off_the_files_that_raylet_writes() -> None:
-    """So it is known of a Ray that an older EdgeLink started, and of one that does not say."""
+    """So it is known of a Ray that does not say."""
     logs = "/data/ray/session_2026-11-26_06-20-56_1_77/logs"
     assert temp_dir_of((f"{logs}/raylet.out", f"{logs}/raylet.err")) == Path("/data/ray")
     assert temp_dir_of(("/tmp/some.log", "/dev/null")) is None
@@ -193,13 +193,6 @@ async def test_old_sessions_are_removed_but_the_newest(tmp_path: Path) -> None:
         (sessions / name / "logs").mkdir(parents=True)
     await check_temp_dir(sessions, PYTHON, USER)
     assert sorted(each.name for each in sessions.iterdir()) == [*names[-4:], "session_latest"]
-
-
-async def test_the_directory_of_an_older_heads_ray_is_taken_as_it_is(tmp_path: Path) -> None:
-    """It runs there until its next start, and an edge has to use the same one."""
-    tmp_path.chmod(0o777)
-    await check_temp_dir(tmp_path / "ray", PYTHON, USER)
-    assert (tmp_path / "ray").is_dir()
 
 
 async def test_an_interpreter_that_is_gone_is_the_starts_to_tell(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_node_gets_lease_and_secrets(world: World) -> None:
     assert membership.secrets.network_secret == world.network.secret
     assert membership.secrets.overlay_peers == PEERS
     assert membership.secrets.broker_password == result.broker_password
-    assert membership.secrets.broker_username == f"node-{key.node_id}"  # it did not say that it knows another way
+    assert membership.secrets.broker_username == key.node_id
     reply = result.reply.model_dump_json()
     assert world.network.secret not in reply
     assert str(result.broker_password) not in reply
@@ -283,14 +283,13 @@ async def test_who_may_connect(world: World) -> None:
     used, revoked, live = world.token(ttl_s=60), world.token(), world.token(Role.HEAD)
     world.authority.revoke_token(revoked.token_id)
     result = world.enrol(key, used)
-    node = f"node-{key.node_id}"
-    assert users(world) == {node: Role.EDGE, used.broker_username: Role.EDGE, live.broker_username: Role.HEAD}
+    assert users(world) == {key.node_id: Role.EDGE, used.broker_username: Role.EDGE, live.broker_username: Role.HEAD}
     passwords = {user.username: user.password for user in world.store.broker_users()}
-    assert passwords[node].matches(str(result.broker_password))
+    assert passwords[key.node_id].matches(str(result.broker_password))
     assert passwords[live.broker_username].matches(live.secret)
     await world.clock.advance(60)
     assert used.broker_username not in users(world)
-    assert node in users(world)
+    assert key.node_id in users(world)
 
 
 # the directory

@@ -328,6 +328,6 @@ def test_a_backup_of_an_older_edgelink_is_brought_up_to_date(relay: Relay, fresh
     """The database in it is migrated like one on disk."""
     relay.world.store.release("relay-2")
     relay.world.store.close()
-    downgrade(relay.paths.registry_database, 1)
+    downgrade(relay.paths.registry_database)
     restore(backup(relay.paths, CLOCK), fresh, CLOCK)
     assert RegistryStore(fresh.registry_database, CLOCK).generation() > 0

@@ -14,6 +14,7 @@ from telling import Words, refuses
 from edgelink.config import Paths
 from edgelink.errors import RegistryError
 from edgelink.registry.check import Checked, check_registry
+from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.registry.store import CLONE_REFUSED
@@ -104,8 +105,8 @@ def test_a_lease_of_another_network_is_found(world: World, tmp_path: Path, words
 
 def test_an_older_schema_is_told(world: World) -> None:
     """It is the daemon's to migrate."""
-    downgrade(world.store.path, 3)
-    assert "older EdgeLink (3)" in check(world).problems[0]
+    downgrade(world.store.path)
+    assert f"older EdgeLink ({SCHEMA_VERSION - 1})" in check(world).problems[0]
 
 
 def test_damaged_pages_are_found(world: World) -> None:

@@ -247,25 +247,3 @@ async def test_who_pays_by_the_byte_shows_life_less_often_from_the_next_session_
         network.broker.start()
         await edge.clock.advance(10)
         assert network.transport.keepalives_s[-1] == KEEPALIVE_S
-
-
-async def test_a_relay_that_knows_no_access_rules_is_followed_all_the_same(
-    network: Network,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The broker of an older version refuses the topic. Nothing is opened then."""
-    subscribe, refused = MemorySession.subscribe, list[str]()
-
-    async def older(session: MemorySession, *topics: str) -> None:
-        if any(topic.endswith("/access") for topic in topics):
-            refused.extend(topics)
-            raise RegistryAuthError("not allowed")
-        await subscribe(session, *topics)
-
-    monkeypatch.setattr(MemorySession, "subscribe", older)
-    network.say_directory()
-    async with Follower(network, *network.member("edge-1")).running() as client:
-        assert client.is_connected
-        assert client.directory is not None
-        assert len(refused) == 1
-        assert client.facts.access.recorded is None

@@ -24,6 +24,7 @@ from edgelink.registry.authority import EnrolResult
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, refusal
 from edgelink.registry.payloads import EnrolReply
+from edgelink.testing import FakeClock
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_a_reply_of_another_network_is_refused(world: World, tmp_path: Path) -> 
 def test_a_refusal_is_the_error_it_was(reason: str | None, kind: type[RegistryError]) -> None:
     """Reason and hint of the registry reach the person at the node."""
     fields: dict[str, Any] = {"error": "no", "error_reason": reason, "error_hint": "ask"}
-    error = refusal(EnrolReply(request_id="r", **fields))
+    error = refusal(EnrolReply(request_id="r", sent_at=FakeClock().now(), **fields))
     assert type(error) is kind
     assert error.condition_reason == (reason or "RegistryFailed")
     assert (error.message, error.hint) == ("the registry refused: no", "ask")
@@ -164,7 +165,9 @@ def test_a_refusal_is_the_error_it_was(reason: str | None, kind: type[RegistryEr
 def test_an_empty_reply_is_an_error(world: World) -> None:
     """A reply with neither lease nor refusal is not taken for success."""
     with pytest.raises(RegistryError, match="neither"):
-        world.membership(NodeKey.generate(), world.token(), EnrolResult(EnrolReply(request_id="r")))
+        world.membership(
+            NodeKey.generate(), world.token(), EnrolResult(EnrolReply(request_id="r", sent_at=world.clock.now()))
+        )
 
 
 def test_who_may_not_read_it_is_told_to_use_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

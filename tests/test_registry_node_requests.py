@@ -22,12 +22,11 @@ from edgelink.registry.node_channel import COOKIE_S
 from edgelink.registry.payloads import Lease, Role
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.request_desk import Answered, RequestDesk
-from edgelink.registry.requests import Done, NodeReply, NodeRequest, Renew, Unknown
+from edgelink.registry.requests import Done, NodeReply, NodeRequest, Renew
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside, eventually
-from edgelink.testing.memory_transport import MemorySession
 from edgelink.testing.registry_client import LoneClient
 
 NEW_PASSWORD = "p" * 32
@@ -127,14 +126,6 @@ async def test_a_refusal_is_an_error(desk: Desk) -> None:
             await client.channel.ask(desk.renewal(""))
         assert (caught.value.condition_reason, caught.value.hint) == ("PasswordUnusable", "take another")
         assert desk.refusals.counts == {"PasswordUnusable": 1}
-
-
-async def test_what_only_a_newer_node_asks_is_refused_by_name(desk: Desk) -> None:
-    """A kind that this registry does not know is answered, not passed over in silence."""
-    async with desk.running() as client:
-        with pytest.raises(RegistryError, match="'teleport'") as caught:
-            await client.channel.ask(Unknown(kind="teleport"))
-        assert caught.value.condition_reason == "NotUnderstood"
 
 
 async def test_a_broker_that_plays_a_request_again_gains_nothing(desk: Desk) -> None:
@@ -266,22 +257,6 @@ async def test_a_registry_that_is_silent_is_named(desk: Desk) -> None:
     """The wait for an answer has an end."""
     with refuses(RegistryUnavailableError, "0.05 s"):
         await desk.client.channel.ask(desk.renewal(), within_s=0.05)
-
-
-async def test_an_older_relay_cannot_be_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its broker refuses the subscription: the node goes on, and who asks is told at once."""
-    grants = MemorySession.subscribe
-
-    async def subscribe(session: MemorySession, *topics: str) -> None:
-        if any(topic.endswith("/reply") for topic in topics):
-            raise RegistryAuthError("not granted")
-        await grants(session, *topics)
-
-    monkeypatch.setattr(MemorySession, "subscribe", subscribe)
-    async with desk.running() as client:
-        with refuses(RegistryError, reason="NotUnderstood"):
-            await client.channel.ask(desk.renewal())
-        assert client.is_connected
 
 
 class Member:

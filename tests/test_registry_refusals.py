@@ -11,7 +11,7 @@ from edgelink.errors import UntrustedError
 from edgelink.log import recent
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RequestLimit
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
@@ -26,7 +26,7 @@ def clock() -> FakeClock:
 
 async def test_a_node_that_asks_without_end_is_held_back(clock: FakeClock) -> None:
     """Five at once, then one a second; another node is not held back for it."""
-    limit = RateLimit(clock)
+    limit = RequestLimit(clock)
     assert [limit.exceeded("token", "node") for _ in range(7)] == [None] * 5 + ["node"] * 2
     assert limit.exceeded("token", "other") is None
     await clock.advance(1.0)
@@ -35,7 +35,7 @@ async def test_a_node_that_asks_without_end_is_held_back(clock: FakeClock) -> No
 
 async def test_a_token_in_wrong_hands_is_held_back(clock: FakeClock) -> None:
     """256 of ever new nodes at once, then 100 a second; those with another token go on."""
-    limit = RateLimit(clock)
+    limit = RequestLimit(clock)
     passed = [limit.exceeded("stolen", f"node-{number}") for number in range(5000)]
     assert passed.count(None) == 256
     assert set(passed[256:]) == {"token"}
@@ -46,7 +46,7 @@ async def test_a_token_in_wrong_hands_is_held_back(clock: FakeClock) -> None:
 
 async def test_many_tokens_in_wrong_hands(clock: FakeClock) -> None:
     """Altogether 512 at once."""
-    limit = RateLimit(clock)
+    limit = RequestLimit(clock)
     passed = [limit.exceeded(f"token-{number}", f"node-{number}") for number in range(600)]
     assert passed.count(None) == 512
     assert set(passed[512:]) == {"all"}
@@ -85,12 +85,12 @@ async def test_a_node_that_floods_its_status_costs_what_another_one_does(tmp_pat
 
 async def test_what_is_remembered_for_the_limits_is_bounded(clock: FakeClock) -> None:
     """A million made-up names leave no million buckets."""
-    limit = RateLimit(clock)
+    limit = RequestLimit(clock)
     for _ in range(30):
         for number in range(1000):
             limit.exceeded(f"token-{number}-{clock.monotonic_s()}", f"node-{number}-{clock.monotonic_s()}")
         await clock.advance(10.0)
-    assert len(limit._buckets) < 12_000
+    assert len(limit._nodes) + len(limit._tokens) <= 2 * 8192
 
 
 def test_counted_always_logged_once() -> None:

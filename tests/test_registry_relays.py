@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from registry_world import ADDRESSES, PEERS, World, downgrade
+from registry_world import ADDRESSES, PEERS, World
 
-from edgelink.errors import RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_RELAYS, Directory, RelayAddresses, Role
-from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
-from edgelink.testing import FakeClock
 
 SECOND = RelayAddresses(
     overlay_peers=("tcp://198.51.100.7:11010",),
@@ -29,26 +24,8 @@ SECOND = RelayAddresses(
 )
 THIRD = RelayAddresses(overlay_peers=("tcp://third.example.org:11010",), broker_addresses=("third.example.org:8883",))
 
+
 # What EdgeLink wrote before there could be more than one relay.
-_SCHEMA_1 = """
-CREATE TABLE network (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), network_id TEXT NOT NULL, name TEXT NOT NULL,
-    secret TEXT NOT NULL, cidr TEXT NOT NULL, relay_ip TEXT NOT NULL, created_at TEXT NOT NULL,
-    epoch INTEGER NOT NULL) STRICT;
-CREATE TABLE leases (node_id TEXT PRIMARY KEY, hostname TEXT NOT NULL UNIQUE, overlay_ip TEXT NOT NULL UNIQUE,
-    rank INTEGER UNIQUE, is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL) STRICT;
-CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;
-CREATE TABLE credentials (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, salt TEXT NOT NULL,
-    hash TEXT NOT NULL, iterations INTEGER NOT NULL) STRICT;
-CREATE TABLE tokens (token_id TEXT PRIMARY KEY, role TEXT NOT NULL, hostname TEXT, overlay_ip TEXT, rank INTEGER,
-    labels TEXT NOT NULL, uses INTEGER NOT NULL, created_at TEXT NOT NULL, expires_at TEXT NOT NULL, revoked_at TEXT,
-    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL) STRICT;
-CREATE TABLE token_uses (token_id TEXT NOT NULL REFERENCES tokens, node_id TEXT NOT NULL, used_at TEXT NOT NULL,
-    PRIMARY KEY (token_id, node_id)) STRICT;
-CREATE TABLE history (at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
-PRAGMA user_version = 1;
-"""
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     world = World(tmp_path / "state")
@@ -143,16 +120,6 @@ def test_a_relay_that_cannot_be_dialled_is_refused(world: World) -> None:
     assert world.authority.tokens()[0].uses_left == 1
 
 
-def test_what_an_older_registry_let_in_is_told_to_nobody(world: World) -> None:
-    """No node could read it; the relay that is wrong goes on, and can be released."""
-    key = add_relay(world, SECOND)
-    unusable = SECOND.model_copy(update={"broker_addresses": ("198.51.100.7:99999",)}).model_dump_json()
-    world.store._database.execute("UPDATE relays SET addresses = ? WHERE node_id = ?", unusable, key.node_id)
-    assert [relay.broker_addresses for relay in directory(world).relays.values()] == [ADDRESSES]
-    world.authority.release("relay-2")
-    assert [entry.hostname for entry in directory(world).relay_entries] == ["relay"]
-
-
 def test_an_edge_does_not_become_a_relay(world: World) -> None:
     """Its lease says edge; the operator has to free that first."""
     key = NodeKey.generate()
@@ -211,45 +178,6 @@ def test_a_full_network_fits_into_one_message(world: World) -> None:
     assert alone + each * (world.cidr.num_addresses - 2 - MAX_RELAYS) < MAX_PAYLOAD_BYTES / 2
 
 
-def test_a_directory_of_an_older_registry_is_understood() -> None:
-    """It names no relays' addresses: then those from the enrolment stay in use."""
-    body = {"version": 1, "network_id": "n", "epoch": 3, "entries": []}
-    old = Directory.model_validate_json(json.dumps(body))
-    assert (old.relays, old.generation) == ({}, 0)
-
-
-def test_an_older_database_is_brought_up_to_date(tmp_path: Path) -> None:
-    """Leases, network and epoch are as they were, and a second relay can be added."""
-    world = World(tmp_path / "state")
-    world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
-    world.join("edge-1")
-    leases, network, epoch = world.store.leases(), world.store.network(), world.store.epoch()
-    world.store.close()
-    downgrade(world.store.path, 1)
-
-    world.open()
-    assert (world.store.leases(), world.store.network(), world.store.epoch()) == (leases, network, epoch)
-    assert world.store.generation() == 0
-    key = add_relay(world, SECOND)
-    assert set(directory(world).relays) == {key.node_id}
-
-
-def test_a_half_migrated_database_stays_whole(tmp_path: Path) -> None:
-    """A migration that fails changes nothing: all of it is one transaction."""
-    path = tmp_path / "registry.sqlite3"
-    old = sqlite3.connect(path)
-    old.executescript(_SCHEMA_1)
-    old.execute("CREATE TABLE relays (something TEXT)")  # in the way
-    old.commit()
-    old.close()
-    with pytest.raises(RegistryError, match="relays already exists"):
-        RegistryStore(path, FakeClock())
-    old = sqlite3.connect(path)
-    assert old.execute("PRAGMA user_version").fetchone() == (1,)
-    assert old.execute("SELECT count(*) FROM sqlite_master WHERE name = 'one_relay'").fetchone() == (1,)
-    old.close()
-
-
 # what a node makes of it
 
 
@@ -296,12 +224,6 @@ def test_a_registry_found_over_the_overlay_is_looked_for_at_its_public_address_n
     assert lease is not None
     followed = member(world).following(directory(world), in_use=f"{lease.overlay_ip}:8883")
     assert followed.addresses == (*SECOND.broker_addresses, *ADDRESSES)
-
-
-def test_an_older_registry_changes_nothing(world: World) -> None:
-    edge = member(world)
-    old = directory(world).model_copy(update={"relays": {}})
-    assert edge.following(old, in_use=ADDRESSES[0]) == edge
 
 
 def test_an_old_request_does_not_bring_old_addresses_back(world: World) -> None:

@@ -15,7 +15,6 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
 from edgelink.registry.rotation import (
-    FOLLOWS_SECRETS,
     HeldSecret,
     Progress,
     RotationRecord,
@@ -313,17 +312,6 @@ def test_a_generation_grows_by_any_clock() -> None:
     assert generation_after(10**9, NOW) == 10**9 + 1
     assert generation_after(3, datetime(1970, 1, 1, tzinfo=UTC)) == 4
     assert epoch_after(1, generation_after(0, datetime(2199, 1, 1, tzinfo=UTC)), None) < 2**53
-
-
-def test_an_older_node_that_joins_again_is_not_behind(fleet: Fleet) -> None:
-    """It has the present secret with its lease, and says nothing of it; who follows says so itself."""
-    older, newer = fleet.join("edge-1"), fleet.join("edge-2")
-    fleet.rotations.rotate(ROTATED)
-    assert fleet.rotations.advance() is Step.COMMIT
-    assert {lease.node_id for lease in fleet.rotations.stragglers()} == {older, newer, fleet.relay.node_id}
-    for node_id, name, features in ((older, "edge-1", ()), (newer, "edge-2", (FOLLOWS_SECRETS,))):
-        assert fleet.world.enrol(fleet.keys[node_id], fleet.world.token(), name, features=features).reply.lease
-    assert {lease.node_id for lease in fleet.rotations.stragglers()} == {newer, fleet.relay.node_id}
 
 
 def test_what_is_known_is_not_written_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

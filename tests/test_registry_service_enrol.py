@@ -145,7 +145,8 @@ async def test_user_before_reply(relay: Relay) -> None:
         order = [
             "user" if message.topic == CONTROL_TOPIC else "reply"
             for message in relay.memory.published
-            if message.topic == reply_topic or f"node-{key.node_id}".encode() in message.payload
+            if message.topic == reply_topic
+            or (message.topic == CONTROL_TOPIC and key.node_id.encode() in message.payload)
         ]
         assert order[:1] == ["user"]
         assert "reply" in order
@@ -160,7 +161,7 @@ async def test_refusal_is_a_reply(relay: Relay) -> None:
         reply = await relay.enrol(token, "edge-2", key)
         assert isinstance(refusal(reply), TokenError)
         assert relay.memory.passwords is not None
-        assert f"node-{key.node_id}" not in relay.memory.passwords
+        assert key.node_id not in relay.memory.passwords
 
 
 async def test_a_request_at_which_the_registry_fails_is_refused_alone(
@@ -233,7 +234,7 @@ async def test_statuses(relay: Relay) -> None:
         assert relay.topics.lease(lease.node_id) not in relay.memory.retained
         assert relay.directory.entries == ()
         assert relay.memory.passwords is not None
-        assert f"node-{lease.node_id}" not in relay.memory.passwords
+        assert lease.node_id not in relay.memory.passwords
 
 
 async def test_expired_and_revoked_tokens(relay: Relay) -> None:

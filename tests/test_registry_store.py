@@ -6,10 +6,14 @@ import base64
 import hashlib
 import sqlite3
 import threading
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from registry_world import World, downgrade
@@ -17,12 +21,13 @@ from telling import refuses
 
 from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.files import AT_ONCE
 from edgelink.registry.backup import backup, restore
-from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.database import SCHEMA_VERSION, Database
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Envelope, Lease, NetworkSecrets, Role
-from edgelink.registry.rotation import HeldSecret
+from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.records import FROM_JSON
 from edgelink.registry.store import RegistryStore
 from edgelink.testing import FakeClock
 
@@ -220,36 +225,55 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
         RegistryStore(path, FakeClock())
 
 
-@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
-def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> None:
-    """Leases, network, tokens and history are as they were, from whichever version; and it goes on from there."""
+def schema_of(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Name and type of each column, by table."""
+    with closing(sqlite3.connect(path)) as database:
+        tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            table: [(row[1], row[2]) for row in database.execute(f"PRAGMA table_info({table})")]
+            for table in sorted(tables)
+        }
+
+
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 2])
+def test_what_is_older_than_the_version_before_is_left_alone(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "registry.sqlite3"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    with refuses(RegistryError, "too old", version):
+        RegistryStore(path, FakeClock())
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def test_a_migration_that_fails_changes_nothing(world: World) -> None:
+    """All of it is one transaction."""
+    world.join("edge-1")
+    world.store.close()
+    downgrade(world.store.path)
+    with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
+        database.execute("CREATE INDEX in_the_way ON credentials (username)")
+    before = schema_of(world.store.path)
+    with refuses(RegistryError, "in_the_way"):
+        world.open()
+    assert schema_of(world.store.path) == before
+
+
+def test_the_version_before_is_brought_up_to_date(world: World, tmp_path: Path) -> None:
+    """Leases, network, tokens and history are as they were; and it goes on from there."""
     key, token = NodeKey.generate(), world.token(uses=2)
     world.enrol(key, token)
     store = world.store
     content = [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()]
     store.close()
-    downgrade(store.path, version)
+    downgrade(store.path)
     world.open()
+    RegistryStore(tmp_path / "new.sqlite3", FakeClock()).close()
+    assert schema_of(store.path) == schema_of(tmp_path / "new.sqlite3")
     store = world.store
     assert [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()] == content
     assert world.lease(world.enrol(key, token)) == content[0][0]
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
-
-
-def test_a_network_of_easytier_credentials_goes_back_to_one_secret(world: World) -> None:
-    """Its nodes hold an empty one and take what the registry tells them under a higher number only."""
-    key, token, store = NodeKey.generate(), world.token(), world.store
-    world.enrol(key, token)
-    store.close()
-    downgrade(store.path, 7)
-    with closing(sqlite3.connect(store.path)) as database:
-        database.execute("UPDATE network SET node_credentials = 1")
-        database.commit()
-    world.open()
-    sealed = world.authority.rotations.sealed_secrets()[key.node_id].decode()
-    envelope = Envelope.model_validate_json(key.unseal(sealed))
-    told = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, world.keys.verify_key_b64)
-    assert HeldSecret(1, "").given(HeldSecret.of(told)) == HeldSecret(2, world.network.secret)
 
 
 @pytest.mark.timeout(120)
@@ -302,3 +326,35 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(RegistryError, tmp_path / "file" / "registry.sqlite3"):
         RegistryStore(tmp_path / "file" / "registry.sqlite3", FakeClock())
+
+
+@dataclass(frozen=True)
+class Inner:
+    first: int
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    at: datetime | None
+    is_set: bool
+    labels: Annotated[Mapping[str, str], FROM_JSON]
+    inner: Inner
+
+
+def test_rows_are_read_as_records(tmp_path: Path) -> None:
+    """By the types of their fields; a record in a record is made of the same row, and what nobody asks for is left."""
+    database = Database(tmp_path / "one.sqlite3", AT_ONCE, on_rollback=lambda: None)
+    select = "SELECT ? AS name, ? AS at, ? AS is_set, ? AS labels, ? AS first, ? AS address, 7 AS more"
+    at = datetime(2026, 11, 1, 12, 0, 0, 5, tzinfo=UTC)
+    inner = Inner(2, IPv4Address("10.0.0.1"))
+    found = database.record(Row, select, "{}", at.isoformat(), 1, '{"a": "b"}', 2, "10.0.0.1")
+    assert found == Row("{}", at, True, {"a": "b"}, inner)
+    nothing = database.record(Row, select, "", None, 0, "{}", 2, "10.0.0.1")
+    assert nothing == Row("", None, False, {}, inner)
+    assert database.record(Row, f"{select} LIMIT 0", *[None] * 6) is None
+    with refuses(RegistryError, "inner", reason="RegistryDamaged") as caught:
+        database.record(Row, select, "", None, 0, "{}", 2, "a-secret")
+    assert "a-secret" not in f"{caught.value} {caught.value.__cause__}"
+    database.close()

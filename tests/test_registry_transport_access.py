@@ -29,7 +29,7 @@ OWN_READS = (TOPICS.lease, TOPICS.access, TOPICS.secrets, TOPICS.node_reply)
 
 
 def user(kind: str = "node", role: Role = Role.EDGE, password: str = "secret of a user") -> BrokerUser:
-    return BrokerUser(f"{kind}-abc", kind, "abc", role, broker_password_hash(password))  # type: ignore[arg-type]
+    return BrokerUser(kind, "abc", role, broker_password_hash(password))  # type: ignore[arg-type]
 
 
 def test_topics_round_trip() -> None:
@@ -83,14 +83,13 @@ def test_fingerprint_tells_password_and_rights() -> None:
     one = user()
     assert fingerprint(one, TOPICS) == fingerprint(one, TOPICS)
     assert fingerprint(one, TOPICS) != fingerprint(user(), TOPICS)  # another salt
-    head = BrokerUser(one.username, one.kind, one.subject, Role.HEAD, one.password)
+    head = replace(one, role=Role.HEAD)
     assert fingerprint(one, TOPICS) != fingerprint(head, TOPICS)
 
 
 def test_document() -> None:
     """The plugin's file denies by default, holds no password, and a client has its own role or that of its kind."""
-    plain = replace(user(), username="abc", role=Role.HEAD)
-    text = document(broker_password_hash("admin's password"), [user(), user("token"), plain], TOPICS)
+    text = document(broker_password_hash("admin's password"), [user(role=Role.HEAD), user("token")], TOPICS)
     content = json.loads(text)
     assert not any(content["defaultACLAccess"].values())
     assert set(content["defaultACLAccess"]) == {
@@ -100,7 +99,7 @@ def test_document() -> None:
         "unsubscribe",
     }
     roles = {client["username"]: [role["rolename"] for role in client["roles"]] for client in content["clients"]}
-    own = {name: [name, NOTHING_ELSE] for name in (ADMIN, "node-abc", "token-abc")}
+    own = {name: [name, NOTHING_ELSE] for name in (ADMIN, "token-abc")}
     assert roles == own | {"abc": ["heads"]}
     defined = {role["rolename"]: role["acls"] for role in content["roles"]}
     assert defined.keys() == {*own, NOTHING_ELSE, "edges", "heads", "relays"}
@@ -114,7 +113,7 @@ def test_document() -> None:
 
 def test_a_node_costs_the_plugin_little() -> None:
     """What 1,000 nodes add to the file that the plugin writes at every command: below 480 bytes each."""
-    plain = [replace(user(), username=f"n{number}", subject=f"n{number}") for number in range(1000)]
+    plain = [replace(user(), subject=f"n{number}") for number in range(1000)]
     admin = broker_password_hash("admin's password")
     assert len(document(admin, plain, TOPICS)) - len(document(admin, [], TOPICS)) < 1000 * 480
 
@@ -130,9 +129,8 @@ def own_topic(named: Callable[[str], str]) -> str:
     return named("NAME").replace("NAME", "%u")
 
 
-def test_commands_of_a_plain_user() -> None:
+def test_commands_of_a_user() -> None:
     """A node is made and removed by one command each; a token, which has a role of its own, by two."""
-    plain = replace(user(), username="abc")
-    assert [command["command"] for command in create_commands(plain, "password", TOPICS)] == ["createClient"]
+    assert [command["command"] for command in create_commands(user(), "password", TOPICS)] == ["createClient"]
     assert [command["command"] for command in delete_commands("abc")] == ["deleteClient"]
     assert len(create_commands(user("token"), "secret", TOPICS)) == len(delete_commands("token-abc")) == 2

@@ -100,19 +100,6 @@ def test_a_node_knows_what_the_directory_tells(world: World, tmp_path: Path) -> 
     assert again.facts.usable_ips == ips(2, 3)
 
 
-def test_an_older_registry_tells_of_none(world: World) -> None:
-    """Its directory has no such field: every address is let in, as before."""
-    client = member(world)
-    hear(client, world)
-    directory = world.authority.full_directory().model_copy(update={"epoch": 99})
-    older = directory.model_dump_json(exclude={"unleased_ips"})
-    body = world.keys.sign(Kind.DIRECTORY, Directory.model_validate_json(older))
-    client._take(Message(Topics(world.keys.network_id).directory, body.model_dump_json().encode()))
-    assert client.facts.directory is not None
-    assert client.facts.directory.epoch == 99
-    assert client.facts.usable_ips is None
-
-
 def test_in_a_large_network_those_know_who_read_the_roster(tmp_path: Path) -> None:
     """The directory alone names relays and head: an edge drops nobody's packets for want of a page."""
     world = World(tmp_path / "large", cidr=IPv4Network("10.16.0.0/16"))

@@ -76,12 +76,12 @@ def unavailable() -> Answer:
     raise RegistryUnavailableError("nobody answers")
 
 
-def too_old() -> Answer:
-    raise RegistryError("does not know this", reason="NotUnderstood")
+def refuses() -> Answer:
+    raise RegistryError("not this one", reason="NodeUnknown")
 
 
 AWAY = RegistryUnavailableError("nobody answers")
-OLDER = RegistryError("does not know this", reason="NotUnderstood")
+REFUSES = RegistryError("not this one", reason="NodeUnknown")
 ACCEPTED = Verdict(outcome="accepted")
 CHANGED = Verdict(outcome="accepted", reason="MachineChanged", message="elsewhere before")
 WAIT = Verdict(outcome="wait", message="another one", again_s=5)
@@ -100,11 +100,11 @@ WAS_NODE = Admission(may_start=True, is_accepted=True, settled_in=2)
         (Claimed(was_refused=True), ACCEPTED, IS_NODE, False),
         # The network works without an answer, but for a copy that knows what it is.
         (Claimed(), AWAY, UNKNOWN, False),
-        (Claimed(), OLDER, UNKNOWN, False),
+        (Claimed(), REFUSES, UNKNOWN, False),
         (Claimed(), Done(), UNKNOWN, False),
         (Claimed(WAS_NODE), AWAY, IS_NODE, False),
         (Claimed(was_refused=True), AWAY, NEVER, True),
-        (Claimed(was_refused=True), OLDER, UNKNOWN, True),
+        (Claimed(was_refused=True), REFUSES, UNKNOWN, True),
         (Claimed(Admission(is_doubted=True)), AWAY, UNKNOWN, False),
         # EasyTier is not started by a machine that waits; one that runs is left alone.
         (Claimed(), WAIT, Admission(is_doubted=True), False),
@@ -166,8 +166,8 @@ def test_what_the_answers_make_of_the_lease(
         # Answered in this session: the next one is waited for, and nobody asks at the same moment as all others.
         (Claimed(IS_NODE, ACCEPTED, 3, 99.0), None),
         (Claimed(IS_NODE, ACCEPTED, 2, 99.0), MakeClaim(rests=True)),
-        (Claimed(UNKNOWN, OLDER, 3, 0.0), None),
-        (Claimed(UNKNOWN, OLDER, 2, 99.0), MakeClaim()),
+        (Claimed(UNKNOWN, REFUSES, 3, 0.0), None),
+        (Claimed(UNKNOWN, REFUSES, 2, 99.0), MakeClaim()),
         (Claimed(UNKNOWN, Done(), 3, 0.0), None),
         # Not answered: asked again after a while, and at once in the next session.
         (Claimed(UNKNOWN, AWAY, 3, 100.0 - ASK_AGAIN_S), MakeClaim()),
@@ -220,9 +220,9 @@ class Alone:
         return leased_on(self.board)
 
 
-@pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
+@pytest.mark.parametrize("answer, tries", [(unavailable, 3), (refuses, 1), (Done, 1)])
 async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int, tmp_path: Path) -> None:
-    """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
+    """EasyTier starts after the patience with it; a registry that is away is asked again, one that refuses is not."""
     node = Alone(tmp_path, answer)
     for after_s in (0, ASK_AGAIN_S, ASK_AGAIN_S):
         await node.settle(after_s)

@@ -9,7 +9,7 @@ import pytest
 from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.registry.payloads import Directory
-from edgelink.registry.requests import Answer, EchoUp, EchoWord, Question, Unknown
+from edgelink.registry.requests import Answer, Done, EchoUp, EchoWord, Question
 from edgelink.roles.doubts import Asked, AskRegistry, Doubts, Inputs
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
@@ -64,7 +64,7 @@ def test_when_the_registry_is_asked(
     does: AskRegistry | None,
     again_s: float | None,
 ) -> None:
-    doubts = Doubts(board=board_with(), channel=Registry(Unknown()), clock=FakeClock())
+    doubts = Doubts(board=board_with(), channel=Registry(Done()), clock=FakeClock())
     decision = doubts.plan(Inputs(unproven, directory, own), 200.0)
     assert decision.does == does
     assert again_s is None or decision.again_s == again_s
@@ -75,11 +75,11 @@ def test_when_the_registry_is_asked(
     [
         (EchoWord(is_up=True), True),
         (EchoWord(is_up=False), False),
-        (Unknown(), False),
-        (RegistryError("not known there", reason="NotUnderstood"), False),
+        (Done(), False),
+        (RegistryError("not this one", reason="NodeUnknown"), False),
         (RegistryUnavailableError("no answer"), False),
     ],
-    ids=["its echo is up", "it is away", "a newer answer", "an older relay", "no answer"],
+    ids=["its echo is up", "it is away", "no word", "a refusal", "no answer"],
 )
 async def test_only_the_registrys_word_is_against_anybody(answer: Answer | RegistryError, *, is_disowned: bool) -> None:
     clock = FakeClock()

@@ -646,18 +646,6 @@ async def test_an_outage_fences_nobody_and_forgets_no_proof(outage_s: int) -> No
     assert network.board.facts.doubted == frozenset()
 
 
-async def test_a_head_of_an_older_version_counts_as_before_and_is_told_of(words: Words) -> None:
-    network = Network(replace(PROVING, provers=frozenset()))
-    network.alive = {RELAY, CLOUD}
-    await network.until("Reachable", 1)
-    assert network.board.facts.peers_connected
-    words(network.message)
-    assert network.board.facts.doubted == frozenset()
-    asked = len(network.asked)
-    await network.run(7)
-    assert len(network.asked) == asked, "no oftener than before"
-
-
 async def test_a_head_with_another_key_has_to_prove_itself_anew() -> None:
     """The operator gave its address to another node."""
     network = proving()

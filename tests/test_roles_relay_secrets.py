@@ -17,11 +17,9 @@ from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
 from edgelink.overlay.link import LinkState
-from edgelink.registry.payloads import NodeStatus, Role
+from edgelink.registry.payloads import Role
 from edgelink.registry.rotations import Revoked
 from edgelink.registry.statuses import SILENCE_S
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
 from edgelink.roles import bootstrap
 from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
@@ -54,13 +52,6 @@ class Answer:
 async def ask(relay: Box, what: str, **body: Any) -> Answer:
     items = await relay.told("POST", f"/{what}", **body)
     return Answer(items[:-1], items[-1]) if "error" in items[-1] else Answer(items, None)
-
-
-def says(relay: Box, node_id: str) -> None:
-    """A daemon of a former EdgeLink is online as this node: it does not say that it follows secrets."""
-    status = NodeStatus(node_id=node_id, online=True, phase="Ready")
-    topic = Topics(relay.relay.authority.network.network_id).status(node_id)
-    relay.machine.memory.publish(Message(topic, status.model_dump_json().encode(), retain=True))
 
 
 async def known(sim: Sim, *names: str) -> list[Box]:
@@ -151,30 +142,6 @@ async def test_no_time_is_no_time(sim: Sim) -> None:
 
 
 @story
-async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(sim: Sim) -> None:
-    """By what they say they can; the operator may accept that they are cut off."""
-    relay, able = await known(sim, "cloud")
-    old, _ = [await sim.join(name, Role.EDGE, relay) for name in ("edge-2", "edge-3")]
-    says(relay, old.node_id)
-    await sim.passes(1)
-    answer = await ask(relay, "revoke", node="edge-3")
-    assert answer.error is not None
-    assert answer.error["exit_code"] == ExitCode.TRY_AGAIN
-    assert "edge-2" in answer.error["error"]
-    assert "cloud" not in answer.error["error"]
-    assert relay.relay.store.find_lease("edge-3") is not None
-    assert secret(relay).epoch == 1
-    assert (await ask(relay, "rotate-secret")).error is not None
-    begun_s = sim.clock.monotonic_s()
-    answer = await ask(relay, "revoke", node="edge-3", leave_behind=["edge-2"], timeout_s=20)
-    assert sim.clock.monotonic_s() < begun_s + 20  # it is not waited for
-    assert answer.items[0]["event"] == "revoked"
-    assert able.membership.held.epoch == 2
-    assert answer.behind == [("edge-2", True)]
-    assert "left behind" in answer.states_of("edge-2")[-1]
-
-
-@story
 async def test_only_root_and_only_other_nodes(sim: Sim) -> None:
     """A local user cannot put anybody out; nor can the relay put itself out."""
     relay = await sim.relay()
@@ -187,20 +154,6 @@ async def test_only_root_and_only_other_nodes(sim: Sim) -> None:
     for name in ("relay", "nobody"):
         assert (await ask(relay, "revoke", node=name)).error is not None
     assert relay.relay.authority.rotations.record is None
-    assert relay.relay.store.find_lease("edge-1") is not None
-
-
-@story
-async def test_an_older_daemon_beside_the_relays_own_is_named(sim: Sim) -> None:
-    """Relay and head on one machine share the EasyTier that the head's daemon has to follow with."""
-    relay = await sim.relay()
-    await sim.join("edge-1", Role.EDGE, relay)
-    says(relay, relay.node_id)
-    await sim.passes(1)
-    answer = await ask(relay, "revoke", node="edge-1")
-    assert answer.error is not None
-    assert answer.error["reason"] == "TooOldToFollow"
-    assert "relay" in answer.error["error"]
     assert relay.relay.store.find_lease("edge-1") is not None
 
 

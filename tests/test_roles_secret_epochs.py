@@ -14,13 +14,11 @@ from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.facts.part import Decision
 from edgelink.files import AT_ONCE
-from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import NetworkAnswer, NetworkState, NodeStatus, Rotation
-from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret, HookAnswer
-from edgelink.registry.rotation_driver import following
+from edgelink.registry.payloads import NetworkAnswer, NetworkState, Rotation
+from edgelink.registry.rotation import HeldSecret, HookAnswer
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.roles.secret_epochs import AskHook, HoldInputs, Inputs, Record, RobotHold, SecretEpochs, TakeUp, Tell
 from edgelink.testing import FakeClock
@@ -225,14 +223,3 @@ def test_an_older_secret_is_never_written_back(tmp_path: Path) -> None:
     assert on_disk().held.epoch == 5
     assert on_disk().addresses == ("192.0.2.1:8883",)
     assert update_membership(Paths(paths.state / "none", paths.runtime), lambda m: m) is None
-
-
-def test_who_is_too_old_to_follow_is_known() -> None:
-    """By what a node says it can, not by its version."""
-    key = [NodeKey.generate().node_id for _ in range(3)]
-    statuses = {
-        key[0]: NodeStatus(node_id=key[0], online=True, features=(FOLLOWS_SECRETS, "more")),
-        key[1]: NodeStatus(node_id=key[1], online=True, edgelink_version="9.9"),
-        key[2]: NodeStatus(node_id=key[2], online=False),
-    }
-    assert following(statuses) == ({key[0]}, {key[1]})

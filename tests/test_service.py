@@ -145,7 +145,7 @@ def test_a_configuration_elsewhere_is_named_and_rays_directory_is_kept() -> None
     unit, *_, tmpfiles = files_for("edge", PROGRAM, config, Path("/srv/my robots/edge$1.yaml"))
     assert 'ExecStart=/opt/edgelink/bin/edgelink edge --config "/srv/my robots/edge$$1.yaml"' in unit.text
     assert tmpfiles.path == TMPFILES
-    assert tmpfiles.text.endswith("\nx /tmp/ray\nx /data/ray\n")
+    assert tmpfiles.text.endswith("\nx /data/ray\n")
 
 
 def test_a_word_of_a_command_line_stays_one_word() -> None:

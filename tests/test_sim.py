@@ -79,7 +79,7 @@ async def test_a_member_that_takes_the_heads_address_and_proves_nothing_is_found
 ) -> None:
     """The head tells the registry meanwhile that its echo is up."""
     _, head, edge, thief = boxes = await ready(sim, "cloud", "edge-1", "edge-2")
-    thief.machine.is_older = True
+    thief.machine.proves_nothing = True
     sim.world.stolen[str(head.machine.overlay_ip)] = thief.machine
     await sim.passes(60)
     assert edge.has("PeersReachable", "Reachable")()

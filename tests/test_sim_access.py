@@ -9,7 +9,6 @@ from test_sim_secrets import Disk, topics
 
 from edgelink.errors import NotRecordedError
 from edgelink.overlay.openings import Opening
-from edgelink.registry.access_watch import FOLLOWS_ACCESS
 from edgelink.registry.transport import Message
 
 SOON_S = 2.0
@@ -158,10 +157,3 @@ async def test_a_full_disk_delays_an_opening_and_no_closing(sim: Sim) -> None:
     await sim.until(lambda: not open_on(edge), SOON_S)
     disk.is_full = False
     await sim.until(lambda: open_on(edge) == ssh(relay), 10)
-
-
-@story
-async def test_a_node_says_that_it_follows(sim: Sim) -> None:
-    """So that the relay can name those that do not."""
-    relay, _, edge = await ready(sim, "cloud", "edge-1")
-    assert FOLLOWS_ACCESS in relay.relay.registry.statuses[edge.node_id].features

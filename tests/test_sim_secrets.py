@@ -17,7 +17,6 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.network_watch import STATE_FILE
 from edgelink.registry.payloads import Role
 from edgelink.registry.rotation import Step
-from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
@@ -193,21 +192,6 @@ async def test_the_newest_state_is_private_and_survives_damage(sim: Sim) -> None
     assert node.facts.network.state is None
     relay.machine.broken.clear()
     await sim.until(node.has("SecretCurrent", "Current"), within_s=60)
-
-
-@story
-async def test_a_node_that_is_starting_is_not_taken_for_an_older_one(sim: Sim) -> None:
-    """Else a change would be refused for as long as that takes."""
-    relay = await sim.relay()
-    node = await sim.join("edge-1", Role.EDGE, relay)
-    node.start()
-    seen = []
-    for _ in range(100):
-        await sim.passes(0.05)
-        if node.node_id in relay.relay.registry.statuses:
-            seen.append(following(relay.relay.registry.statuses))
-    assert seen
-    assert all(found == ({node.node_id}, set()) for found in seen)
 
 
 class Disk:

@@ -265,7 +265,7 @@ def test_what_is_handed_on_to_workers_is_listed_by_name_alone(framework: Framewo
 
 
 def test_a_head_that_does_not_say_what_its_ray_has_leaves_home_and_path() -> None:
-    """An older daemon: nothing runs without them."""
+    """Nothing runs without them."""
     found = decide({"HOME": "/root", "PATH": "/usr/bin"}, Grant(), RLINF)
     assert found.variables == {"HOME": "/root", "PATH": "/usr/bin"}
     assert found.names(Fate.PASSED) == ["HOME", "PATH"]
@@ -304,6 +304,6 @@ def test_every_driver_begins_with_the_import_hook(framework: Framework) -> None:
 
 @ALL
 def test_one_run_may_leave_the_import_hook_out(framework: Framework) -> None:
-    """`--env EDGELINK_IMPORT_HOOK=`; an older head knows no hook either."""
+    """`--env EDGELINK_IMPORT_HOOK=`."""
     with_hook = Grant(environment=OF_HEAD | {"EDGELINK_IMPORT_HOOK": HOOK}, of_ray=OF_RAY)
     assert variables(SHELL, framework, with_hook, EDGELINK_IMPORT_HOOK="")["PYTHONPATH"] == "/src"

@@ -28,7 +28,7 @@ def check(grant: dict[str, Any], framework: Framework = RLINF, **environment: st
 
 
 def test_detached_actors_of_former_jobs_are_named() -> None:
-    """Once, in a line; an older daemon does not tell."""
+    """Once, in a line."""
     said: list[str] = []
     for grant in (granted("et0"), granted("et0", left_actors=[])):
         say_what_is_left(grant, said.append)
@@ -41,7 +41,7 @@ def test_detached_actors_of_former_jobs_are_named() -> None:
 
 @pytest.mark.parametrize("framework", [RLINF, OPENRLHF, VERL, PLAIN])
 def test_devices_that_differ_are_named(framework: Framework) -> None:
-    """Each with its nodes; an older daemon does not tell its own."""
+    """Each with its nodes; one whose device is not known does not count."""
     check(granted("et0", "et0", None), framework)
     with pytest.raises(ConfigError, match="et0 on cloud, edge-2; et7 on edge-1; ") as caught:
         check(granted("et0", "et7", "et0"), framework)

@@ -1,12 +1,7 @@
-"""One of each message, with keys and times that are always the same: what a version of EdgeLink says on the wire.
-
-``python tests/wire_vectors.py > tests/wire/NAME.json`` records what this version says; a recording is never changed.
-"""
+"""One of each message that nodes and registry exchange, with keys and times that are always the same."""
 
 from __future__ import annotations
 
-import json
-import sys
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 
@@ -14,7 +9,6 @@ from nacl.signing import SigningKey
 
 from edgelink.conditions import Status
 from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal, sign_envelope
-from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
     ClusterMember,
     ClusterSpec,
@@ -41,7 +35,6 @@ from edgelink.registry.payloads import (
     Role,
     Rotation,
 )
-from edgelink.registry.records import older_username
 from edgelink.registry.requests import Claim, NodeReply, NodeRequest, Refused, Renew, Verdict
 
 NETWORK_ID = "abcdefghijklmnop"
@@ -112,7 +105,7 @@ def payloads() -> dict[str, Payload]:
             network_secret="not-a-secret",
             overlay_peers=addresses.overlay_peers,
             stun_servers=addresses.stun_servers,
-            broker_username=older_username(NODE.node_id),
+            broker_username=NODE.node_id,
             broker_password="no-password",
         ),
         "directory": Directory(
@@ -164,8 +157,11 @@ def payloads() -> dict[str, Payload]:
             request_id=request_id_of(envelopes["enrol-request"]),
             lease=envelopes["lease"],
             sealed_secrets=seal(NODE.verify_key_b64, envelopes["secrets"].model_dump_json().encode()),
+            sent_at=AT,
         ),
-        "enrol-refusal": EnrolReply(request_id="0" * 32, error="no", error_reason="TokenExpired", error_hint="ask"),
+        "enrol-refusal": EnrolReply(
+            request_id="0" * 32, error="no", error_reason="TokenExpired", error_hint="ask", sent_at=AT
+        ),
         "status": NodeStatus(
             node_id=NODE.node_id,
             online=True,
@@ -238,22 +234,6 @@ def _reply(answer: Verdict | Refused) -> NodeReply:
     return NodeReply(network_id=NETWORK_ID, node_id=NODE.node_id, nonce="1" * 32, cookie="2" * 32, answer=answer)
 
 
-def messages() -> dict[str, str]:
-    """The text of each message, and of the file that a node keeps of its membership."""
-    contents = payloads()
-    said = {name: _signed(name, contents[name]).model_dump_json() for name in SIGNED}
-    said |= {name: contents[name].model_dump_json() for name in PLAIN}
-    membership = Membership(
-        network_id=NETWORK_ID,
-        addresses=("relay.example.org:8883",),
-        ca_pem="none",
-        registry_verify_key=REGISTRY_VERIFY_KEY,
-        lease_envelope=Envelope.model_validate_json(said["lease"]),
-        secrets=NodeSecrets.model_validate(contents["secrets"].model_dump()),
-    )
-    return said | {"membership": membership.model_dump_json()}
-
-
 def _signed(name: str, payload: Payload) -> Envelope:
     kind, _, verify_key = SIGNED[name]
     if verify_key == REGISTRY_VERIFY_KEY:
@@ -287,7 +267,3 @@ def _entry(key: NodeKey, hostname: str, role: Role, overlay_ip: str, rank: int |
         preferred_rank=rank,
         verify_key=key.verify_key_b64,
     )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(messages(), indent=1) + "\n")

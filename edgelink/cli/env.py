@@ -66,7 +66,7 @@ def command_environment() -> dict[str, str]:
         variables["PATH"] = _joined(":", str(Path(python).parent), path)
     if hook := variables.get(import_hook.HOOK):
         variables["PYTHONPATH"] = import_hook.in_front(hook, os.environ.get("PYTHONPATH", ""))
-    if direct := variables.get("no_proxy"):  # an older daemon says nothing of it
+    if direct := variables.get("no_proxy"):
         own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
         for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries
             variables[name] = _joined(",", os.environ.get(name) or own, direct)

@@ -48,7 +48,7 @@ def _known(peer: dict[str, Any]) -> dict[str, Any]:
 def _state(peer: dict[str, Any], lease: dict[str, Any] | None) -> str | None:
     if lease is not None:
         return presence_in_words(lease).lower()
-    answers = peer.get("answers")  # an older daemon does not tell
+    answers = peer.get("answers")
     return None if answers is None else "answers" if answers else "silent"
 
 

@@ -172,8 +172,7 @@ def _live_nodes() -> tuple[list[Node], Driver | None, list[Notice]]:
     if not nodes:
         raise PlacementError("Ray lists no node yet", hint="`edgelink status` says what the head waits for")
     home = next((index for index, node in enumerate(nodes) if node.rank == 0), 0)
-    paused = answer.get("paused", ())  # an older daemon does not tell
-    notices = [Notice("node_paused", f"{one['hostname']} is paused: {one['why']}") for one in paused]
+    notices = [Notice("node_paused", f"{one['hostname']} is paused: {one['why']}") for one in answer["paused"]]
     return nodes, Driver(home), notices
 
 

@@ -23,7 +23,6 @@ from edgelink.cli.options import Duration, json_option
     show_default=True,
     help="how long to wait for the other nodes that are online before the secret changes without them",
 )
-@click.option("--leave-behind", multiple=True, metavar="NODE", help="a node whose EdgeLink is too old to follow")
 @click.option("--all-tokens", is_flag=True, help="revoke every token that was made and not used, too")
 @click.option("--yes", is_flag=True, help="do not ask")
 @json_option
@@ -33,7 +32,6 @@ def command(
     hold_s: float,
     now: bool,
     timeout_s: float,
-    leave_behind: tuple[str, ...],
     all_tokens: bool,
     yes: bool,
     as_json: bool,
@@ -56,7 +54,6 @@ def command(
         "node": node,
         "hold_s": 0.0 if now else hold_s,
         "timeout_s": timeout_s,
-        "leave_behind": list(leave_behind),
         "all_tokens": all_tokens,
     }
     done = rotation_request("/revoke", body, as_json=as_json)

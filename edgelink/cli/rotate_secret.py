@@ -18,14 +18,12 @@ from edgelink.cli.options import Duration, json_option
     help="how long to wait for the nodes that are online",
 )
 @click.option("--force", is_flag=True, help="then change it without those that have not answered, else give up")
-@click.option("--leave-behind", multiple=True, metavar="NODE", help="a node whose EdgeLink is too old to follow")
 @json_option
 def command(
     *,
     hold_s: float,
     timeout_s: float,
     force: bool,
-    leave_behind: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Change the network's secret on all nodes, which costs each a pause of some seconds.
@@ -39,7 +37,6 @@ def command(
         "hold_s": hold_s,
         "timeout_s": timeout_s,
         "force": force,
-        "leave_behind": list(leave_behind),
     }
     done = rotation_request("/rotate-secret", body, as_json=as_json)
     if not as_json:

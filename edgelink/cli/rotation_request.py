@@ -53,6 +53,6 @@ def raise_for(behind: list[dict[str, Any]], what: str) -> None:
     raise DeadlineError(
         f"{what}, but not on the new secret yet: {names}",
         hint="each follows by itself when its daemon is back; until then its EasyTier, if that runs without a daemon, "
-        "goes on with the old secret: start the daemon there, or stop that EasyTier; upgrade who was left behind",
+        "goes on with the old secret: start the daemon there, or stop that EasyTier",
         reason="OldSecretInUse",
     )

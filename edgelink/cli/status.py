@@ -185,11 +185,11 @@ def _summary(daemon: dict[str, Any], width: int) -> list[str]:
     found = _place_lines(daemon, f"EdgeLink {daemon.get('version', 'of an unknown version')}", width)
     if "nodes" in daemon:
         others = [node for node in daemon["nodes"] if node["hostname"] != daemon.get("hostname")]
-        paused = sum(bool(node.get("paused")) for node in others)  # an older daemon does not tell
+        paused = sum(bool(node.get("paused")) for node in others)
         online = sum(node["online"] for node in others) - paused
         text = f"other machines: {len(others)} enrolled, {online} online{f', {paused} paused' if paused else ''}"
         found += wrapped("  ", text, width)
-    if daemon.get("has_ray") is False:  # an older daemon does not tell
+    if daemon.get("has_ray") is False:
         found += wrapped("  ", NO_RAY_IN_WORDS, width)
     nodes_ready = next((one for one in daemon["conditions"] if one["type"] == "NodesReady"), None)
     if nodes_ready is not None and nodes_ready["status"] == "True":
@@ -267,7 +267,7 @@ def _run_lines(run: dict[str, Any], width: int) -> list[str]:
         status += f"  step {attempt['step']}" if attempt["step"] else ""
         followed = f": {attempt['what_followed']}" if attempt["what_followed"] else ""
         found += wrapped(f"    attempt {attempt['number']}  ", f"{times}{status}{followed}", width, indent=6)
-        for sentence in attempt.get("waits_for", ()):  # of an older `run` there is none
+        for sentence in attempt["waits_for"]:
             found += wrapped("      ", sentence, width, indent=8)
     return found
 

@@ -123,7 +123,7 @@ SECRET_CURRENT = ConditionKind(
     informs_on=EVERYWHERE,
     reasons=(
         true("Current", "nothing changes"),
-        unknown("NotToldYet", "the registry has not said which secret the network is on, or is an older relay"),
+        unknown("NotToldYet", "the registry has not said which secret the network is on"),
         waits("Preparing", "a next secret is being told to all nodes"),
         waits("Holding", "the next secret waits for a robot in motion"),
         waits("Changing", "EasyTier is started on the new secret"),

@@ -93,7 +93,7 @@ class Surroundings:
     def ride_through_s(self) -> int:
         """As a node's daemon knows it from the head; else as configured here."""
         nodes = [daemon for daemon in self.daemons if daemon["role"] != BOOTSTRAP]
-        known = [int(node["ride_through_s"]) for node in nodes if "ride_through_s" in node]  # older daemons say nothing
+        known = [int(node["ride_through_s"]) for node in nodes if "ride_through_s" in node]
         return known[0] if known else self.config.ride_through_s
 
     @cached_property

@@ -42,7 +42,7 @@ def firewall_in_place(surroundings: Surroundings) -> Finding:
 
 def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
     """What a relay's knocking means, as the daemon tells it; pure."""
-    told = found.get("closed")  # None: a daemon that is older, or whose firewall is off
+    told = found.get("closed")  # None: the daemon's firewall is off
     trainings = wanted_ranges(config) if told is None else told
     closed = [
         *firewalled_ports(config.ray, also=(config.web.port,)),

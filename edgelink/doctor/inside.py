@@ -84,8 +84,8 @@ def from_overlay(config: Config, node: Mapping[str, Any], tried: Tried, *, is_he
     if others:
         return limited(
             f"members reach tcp {_listed(others)} of {who}, which is not EdgeLink's",
-            "opened there by `firewall.overlay_allow` or in the network? Else that node's EdgeLink is older, or its "
-            "firewall is off: `edgelink status` there says so (Shielded)",
+            "opened there by `firewall.overlay_allow` or in the network? Else that node's firewall is off: "
+            "`edgelink status` there says so (Shielded)",
             figure,
         )
     return Finding(

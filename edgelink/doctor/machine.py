@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
 from edgelink.ray_cluster.local_ray import noted_user_uid
-from edgelink.ray_cluster.temp_dir import private_directory_of, temp_dir_here, why_not_private
+from edgelink.ray_cluster.temp_dir import temp_dir_here, why_not_private
 
 _MIB = 1024 * 1024
 _LEAST_MEMORY = 0.05  # Ray's memory monitor ends workers from 95 % on
@@ -132,14 +132,7 @@ def ray_directory_private(surroundings: Surroundings) -> Finding:
     """
     if not surroundings.has_ray:
         return skipped(surroundings.why_no_ray)
-    sessions = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir)
-    private = private_directory_of(sessions)
-    if private is None:
-        return limited(
-            f"any user of this machine may run code as Ray's user: Ray keeps its session in {sessions}, as an older "
-            "EdgeLink had it",
-            "`edgelink restart-ray --all` on the head moves it into a directory of its own, once no run is in progress",
-        )
+    private = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir).parent
     directory = surroundings.root / private.relative_to("/")
     if (uid := noted_user_uid(surroundings.paths)) is None:
         return skipped("Ray was not started here yet") if surroundings.may_read_state else NOT_ROOT

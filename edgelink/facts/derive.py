@@ -24,7 +24,7 @@ from edgelink.overlay.targets import Targets
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.claims import Admission
-from edgelink.registry.client import FEATURES, Session
+from edgelink.registry.client import Session
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
@@ -254,8 +254,7 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     identities = {
         entry.hostname: Identity(entry.verify_key, instance_of(lease.network_id, entry.node_id)) for entry in entries
     }
-    proves = spec is not None and spec.echo_proves
-    provers = frozenset(entry.hostname for entry in entries if entry.role is Role.HEAD and proves)
+    provers = frozenset(entry.hostname for entry in entries if entry.role is Role.HEAD and spec is not None)
     asked = {entry.hostname: entry.overlay_ip for entry in few}
     return Targets(needed, relays, missed, asked, metered, alive, identities, provers)
 
@@ -342,7 +341,6 @@ def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
         device=device,
         labels=lease.labels if lease else {},
         ray_death=ray_death,
-        features=FEATURES,
         metered=now.is_metered,
         open_ports=told(now.openings, MAX_OPEN_PORTS),
         follows_spec=now.follows_spec,

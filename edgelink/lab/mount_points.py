@@ -22,7 +22,7 @@ MOUNT_POINTS = {
     Path("/var/lib/edgelink"): 0o700,
     Path("/run/edgelink"): 0o755,
     Path("/var/lib/edgelink-ray"): 0o700,
-    Path("/tmp/ray"): 0o1777,  # noqa: S108 - of other people's Ray, and of an older EdgeLink's
+    Path("/tmp/ray"): 0o1777,  # noqa: S108 - of other people's Ray
     Path("/var/tmp/edgelink-robots-0"): 0o700,  # noqa: S108
 }
 

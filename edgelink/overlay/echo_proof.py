@@ -28,6 +28,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from edgelink.overlay.echo_wire import Answer
+from edgelink.rate import RateLimit
 
 PROOF_VERSION = 1  # a responder of another one is replaced
 # The first byte of an extension. A responder before there were proofs returns the question's as it came.
@@ -38,13 +39,13 @@ _INTRODUCTION_BYTES = 1 + _MAC_BYTES + _KEY_BYTES + _SIGNATURE_BYTES
 # A new session costs 0.1 ms. Each address has a share of its own, so that a member that draws a key for each question
 # keeps nobody else from a proof; without one, a node would take the head for somebody else after a minute. Beyond their
 # shares all have these together. A node's daemon draws one key at its start.
-_NEW_SESSIONS_A_S = 50.0
-_SHARE_A_S, _SHARE = 1.0, 5.0
+_NEW_SESSIONS = 50.0, 50  # a second, and at once
+_SHARE = 1.0, 5
 _MOST_SESSIONS = 4096  # more than a forger displaces in the minute in which a metered node asks once
 
 
 class Proof(Enum):
-    """The verdict on one answer. ``UNPROVEN`` includes silence, a refusal and an older version's answer."""
+    """The verdict on one answer. ``UNPROVEN`` includes silence and a refusal."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
@@ -82,23 +83,6 @@ def _mac(session: bytes, kind: bytes, answer: Answer, asker: IPv4Address, respon
     return hashlib.blake2b(text, key=session, digest_size=_MAC_BYTES).digest()
 
 
-@dataclass
-class _Allowance:
-    """How many new sessions may be made, which grows with time."""
-
-    a_s: float
-    most: float
-    left: float
-    filled_s: float = 0.0
-
-    def take(self, at_s: float) -> bool:
-        self.left = min(self.left + (at_s - self.filled_s) * self.a_s, self.most)
-        self.filled_s = at_s
-        is_left = self.left >= 1
-        self.left -= is_left
-        return is_left
-
-
 class Prover:
     """The responder's side, for one life of it."""
 
@@ -107,8 +91,8 @@ class Prover:
         self._public, self._private = keys
         self._signature = signature
         self._sessions: OrderedDict[bytes, bytes] = OrderedDict()  # by the asker's key, the least used first
-        self._shares: OrderedDict[IPv4Address, _Allowance] = OrderedDict()  # the least used first
-        self._common = _Allowance(_NEW_SESSIONS_A_S, _NEW_SESSIONS_A_S, _NEW_SESSIONS_A_S)
+        self._shares = RateLimit(*_SHARE, most_keys=_MOST_SESSIONS)
+        self._common = RateLimit(*_NEW_SESSIONS)
 
     def extension(self, answer: Answer, asker: IPv4Address, responder: IPv4Address, at_s: float) -> bytes:
         """Return the extension that proves ``answer``, which still has the question's. At ``at_s``, monotonic."""
@@ -128,11 +112,7 @@ class Prover:
         if asker_key in self._sessions:
             self._sessions.move_to_end(asker_key)
             return self._sessions[asker_key]
-        share = self._shares.setdefault(asker, _Allowance(_SHARE_A_S, _SHARE, _SHARE, at_s))
-        self._shares.move_to_end(asker)
-        if len(self._shares) > _MOST_SESSIONS:
-            self._shares.popitem(last=False)
-        if not share.take(at_s) and not self._common.take(at_s):
+        if not self._shares.passes(asker, at_s) and not self._common.passes("all", at_s):
             return None
         try:
             _, session = crypto_kx_server_session_keys(self._public, self._private, asker_key)

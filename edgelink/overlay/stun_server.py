@@ -11,7 +11,6 @@ dropped: a client whose hole punching fails at once may ask thousands of times a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address
@@ -21,38 +20,13 @@ from edgelink.clock import Clock
 from edgelink.condition_table.informing import STUN_SERVING
 from edgelink.conditions import ConditionSet
 from edgelink.overlay.stun_message import CHANGE_REQUEST, parse, refusal, success
+from edgelink.rate import RateLimit, exceeded
 from edgelink.reconcile import Wakeup
 
 # A site may have many nodes behind one address: one detection is 18 requests, a round of attempts two each.
-PER_SOURCE_PER_S, PER_SOURCE_BURST = 50.0, 400.0
-ALL_PER_S, ALL_BURST = 2000.0, 4000.0
-_MAX_SOURCES = 8192
+PER_SOURCE, ALL = (50.0, 400), (2000.0, 4000)  # questions a second, and at once
 _RETRY_S = 15.0
 Others = Callable[[bytes, tuple[str, int], Callable[[bytes], None]], None]  # data, from where, how to answer
-
-
-class RateLimit:
-    """So many a second of each source, and so many of all, after a burst; what is over is dropped, not delayed.
-
-    Each bucket is one number, the time at which it will be full again (GCRA).
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._full_at_s: OrderedDict[str, float] = OrderedDict()  # the source heard longest ago first
-        self._all_full_at_s = 0.0
-
-    def allows(self, source: str) -> bool:
-        now_s = self._clock.monotonic_s()
-        own = max(self._full_at_s.pop(source, now_s), now_s) + 1 / PER_SOURCE_PER_S
-        of_all = max(self._all_full_at_s, now_s) + 1 / ALL_PER_S
-        is_allowed = own - now_s <= PER_SOURCE_BURST / PER_SOURCE_PER_S and of_all - now_s <= ALL_BURST / ALL_PER_S
-        if is_allowed:
-            self._all_full_at_s = of_all
-        self._full_at_s[source] = own if is_allowed else own - 1 / PER_SOURCE_PER_S
-        if len(self._full_at_s) > _MAX_SOURCES:
-            self._full_at_s.popitem(last=False)
-        return is_allowed
 
 
 class StunServer:
@@ -69,7 +43,8 @@ class StunServer:
         self._ports = tuple(ports)
         self._host = host
         self._conditions = conditions
-        self._limit = RateLimit(clock)
+        self._clock = clock
+        self._sources, self._all = RateLimit(*PER_SOURCE), RateLimit(*ALL)
         self._open: dict[int, asyncio.DatagramTransport] = {}
         self._others = others
 
@@ -108,8 +83,9 @@ class StunServer:
 
     def received(self, port: int, data: bytes, source: tuple[str, int]) -> None:
         """Answer one datagram that came to ``port``, or drop it."""
-        if not self._limit.allows(source[0]):
-            return
+        limits = {"source": (self._sources, source[0]), "all": (self._all, "all")}
+        if exceeded(limits, self._clock.monotonic_s()) is not None:
+            return  # dropped, not delayed
         request = parse(data)
         if request is None:
             self._others(data, source, partial(self._send, port, source))

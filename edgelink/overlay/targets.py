@@ -21,7 +21,7 @@ class Targets:
         metered: those of them whose uplink costs by the byte.
         alive: those of them that Ray lists: on the head, their silence is told to everybody within 10 s.
         identities: whom the answer of each has to come from.
-        provers: those that can prove it, as the head has signed. Ray does not start here before they have.
+        provers: those that can prove it: the head, once its cluster spec is there. Ray does not start here before that.
     """
 
     needed: Mapping[str, IPv4Address] = field(default_factory=dict)

@@ -27,22 +27,15 @@ class Identity:
     script: Script | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is recorded: with the program's path, without which an older daemon, gone back to, adopts nothing."""
-        try:
-            executable = procfs.executable_of(self.pid)
-        except ProcessLookupError:
-            executable = ""
-        values = {**asdict(self), "executable": executable}
+        """As it is recorded."""
+        values = asdict(self)
         if self.script is None:
             del values["script"]
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Identity:
-        """Raises KeyError, TypeError or ValueError when ``values`` is no identity.
-
-        A former EdgeLink recorded no script.
-        """
+        """Raises KeyError, TypeError or ValueError when ``values`` is no identity."""
         pid, script = int(values["pid"]), values.get("script")
         return cls(
             pid=pid,

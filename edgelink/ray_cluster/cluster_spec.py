@@ -40,7 +40,6 @@ def write_spec(
         token_auth=token_auth,
         ride_through_s=ride_through_s,
         ray_wanted=wishes.ray_wanted,
-        echo_proves=True,
         members=tuple(
             ClusterMember(
                 node_id=entry.node_id,

@@ -160,7 +160,7 @@ class StartBook:
         self._files.keep(self._path, None)
 
     def of(self, raylet: Identity) -> Snapshot | None:
-        """None when nobody noted it: an older EdgeLink started it."""
+        """Return the snapshot that this Ray was started from. None: it was not noted, for want of room."""
         try:
             started = _Started.model_validate_json(self._path.read_bytes())
         except (OSError, ValidationError):

@@ -23,7 +23,7 @@ from edgelink.timeouts import timeout
 
 DEFAULT_DIRECTORY = Path("/var/lib/edgelink-ray")  # short: the path of a socket has at most 107 bytes
 _GCS_STORE = "gcs"
-_SESSIONS = "sessions"  # tells our directories from those of an older EdgeLink, which were open to all
+_SESSIONS = "sessions"
 _TIMEOUT_S = 20.0
 _SESSION = "session_"
 _OPEN_TO_OTHERS, _WRITABLE, _WRITABLE_BY_ALL = 0o077, 0o022, 0o002  # the middle one: also by a group that is not root's
@@ -33,20 +33,18 @@ _TRIAL = """
 import errno, os, shutil, sys, tempfile
 sessions, private = sys.argv[1:]
 try:
-    if private:
-        os.makedirs(private, mode=0o700, exist_ok=True)
-        if os.stat(private).st_mode & 0o077: os.chmod(private, 0o700)
+    os.makedirs(private, mode=0o700, exist_ok=True)
+    if os.stat(private).st_mode & 0o077: os.chmod(private, 0o700)
     os.makedirs(sessions, exist_ok=True)
-    if private:
-        if os.path.islink(sessions) or os.stat(sessions).st_uid != os.geteuid():
-            sys.exit(sessions + " was made by another user: remove it")
-        sockets = open("/proc/net/unix").read()
-        for name in sorted(name for name in os.listdir(sessions) if name.startswith("session_2"))[:-4]:
-            old = os.path.join(sessions, name)
-            if old + "/" not in sockets: shutil.rmtree(old, ignore_errors=True)
+    if os.path.islink(sessions) or os.stat(sessions).st_uid != os.geteuid():
+        sys.exit(sessions + " was made by another user: remove it")
+    sockets = open("/proc/net/unix").read()
+    for name in sorted(name for name in os.listdir(sessions) if name.startswith("session_2"))[:-4]:
+        old = os.path.join(sessions, name)
+        if old + "/" not in sockets: shutil.rmtree(old, ignore_errors=True)
     tempfile.TemporaryFile(dir=sessions).close()
 except OSError as error:
-    if error.errno != errno.EROFS or private and not os.path.isdir(private): sys.exit(error.strerror)
+    if error.errno != errno.EROFS or not os.path.isdir(private): sys.exit(error.strerror)
 """
 
 
@@ -58,14 +56,6 @@ def sessions_in(configured: Path | None) -> Path:
 def gcs_store_in(configured: Path | None) -> Path:
     """Return where the head's GCS keeps its tables. ``configured`` is `ray.temp_dir`."""
     return (configured or DEFAULT_DIRECTORY) / _GCS_STORE
-
-
-def private_directory_of(sessions: Path) -> Path | None:
-    """Return the directory around ``sessions`` that is closed to others.
-
-    None: an older EdgeLink chose ``sessions``, and every user of this machine may write there.
-    """
-    return sessions.parent if sessions.name == _SESSIONS else None
 
 
 def temp_dir_here(paths: Paths, configured: Path | None) -> Path:
@@ -90,8 +80,8 @@ def note_temp_dir(paths: Paths, files: Files, directory: Path) -> None:
 
 
 def usable(text: str) -> Path | None:
-    """What a GCS or a file names as the directory; None where that is none."""
-    return Path(text) if text.startswith("/") and text.isprintable() else None
+    """Return what a GCS or a file names as the directory of the sessions. None: EdgeLink names none like that."""
+    return Path(text) if text.startswith("/") and text.isprintable() and Path(text).name == _SESSIONS else None
 
 
 def temp_dir_of(outputs: tuple[str, ...]) -> Path | None:
@@ -179,13 +169,13 @@ async def check_temp_dir(
     Raises:
         ConfigError: Ray cannot use it, or another user could change what is in it.
     """
-    private = private_directory_of(sessions)
+    private = sessions.parent
     try:
         if private == default_directory and os.geteuid() == 0:
             await asyncio.to_thread(give_directory, private, user)
     except OSError as error:
-        raise _unusable(private or sessions, error.strerror or str(error), user) from error
-    if private is not None and (why := why_replaceable(private, user.uid)):
+        raise _unusable(private, error.strerror or str(error), user) from error
+    if why := why_replaceable(private, user.uid):
         raise _unusable(private, why, user)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -193,7 +183,7 @@ async def check_temp_dir(
             "-c",
             _TRIAL,
             sessions,
-            private or "",
+            private,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -215,10 +205,8 @@ async def check_temp_dir(
         why = ""  # what the interpreter prints is told of where it is asked something
     finally:
         await end(process)
-    if not why and private is not None:
-        why = why_not_private(private, user.uid)
-    if why:
-        raise _unusable(private or sessions, why, user)
+    if why := why or why_not_private(private, user.uid):
+        raise _unusable(private, why, user)
 
 
 def _unusable(directory: Path, why: str, user: RayUser) -> ConfigError:

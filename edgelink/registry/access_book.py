@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 
 from edgelink.clock import Clock
@@ -21,11 +20,11 @@ class AccessBook:
 
     def all(self) -> list[MadeRule]:
         """Oldest first."""
-        return list(map(_made, self._database.rows("SELECT * FROM access_rules ORDER BY rowid")))
+        return self._database.records(MadeRule, "SELECT * FROM access_rules ORDER BY rowid")
 
     def find(self, rule: AccessRule) -> MadeRule | None:
-        row = self._database.row(f"SELECT * FROM access_rules WHERE {_KEY}", *_values(rule))  # noqa: S608 (ours)
-        return _made(row) if row else None
+        statement = f"SELECT * FROM access_rules WHERE {_KEY}"  # noqa: S608 (ours)
+        return self._database.record(MadeRule, statement, *_values(rule))
 
     def put(self, rule: AccessRule, caller: str) -> None:
         """Record a new rule. ``caller``: who had it made."""
@@ -55,8 +54,3 @@ class AccessBook:
 
 def _values(rule: AccessRule) -> Iterable[str | int]:
     return rule.target, rule.protocol, rule.first, rule.last, rule.source
-
-
-def _made(row: sqlite3.Row) -> MadeRule:
-    rule = AccessRule(row["target"], row["protocol"], row["first"], row["last"], row["source"])
-    return MadeRule(rule, row["made_at"], row["made_by"])

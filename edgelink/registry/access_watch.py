@@ -22,7 +22,6 @@ from edgelink.registry.refusals import OUTDATED
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
-FOLLOWS_ACCESS = "access-rules"  # a node opens ports by the registry's word
 ACCESS_FILE = "access.json"
 
 log = get_logger("registry")

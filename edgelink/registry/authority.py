@@ -38,7 +38,6 @@ from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import (
     MAX_RELAYS,
     MAX_UNLEASED,
-    PLAIN_USERNAME,
     Directory,
     EnrolReply,
     EnrolRequest,
@@ -49,9 +48,9 @@ from edgelink.registry.payloads import (
     Role,
     unusable_fields,
 )
-from edgelink.registry.records import Network, Released, TokenRecord, older_username
+from edgelink.registry.records import Network, Released, TokenRecord
 from edgelink.registry.roster import directory_of, pages_of, shortened
-from edgelink.registry.rotation import FOLLOWS_SECRETS, lease_epoch_after
+from edgelink.registry.rotation import lease_epoch_after
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -199,8 +198,6 @@ class Authority:
                 self._store.rotations.note_enrolled(node_id)
             else:
                 check_same(existing, request, token)
-                if FOLLOWS_SECRETS not in request.features:  # nothing but joining again brings it here
-                    self._store.rotations.note_enrolled(node_id)
                 if token.role is Role.HEAD and existing.role is Role.RELAY:
                     self._store.put_lease(self._as_head(existing), action="relay became head, too")
             if token.role is Role.RELAY and request.relay is not None:
@@ -208,10 +205,9 @@ class Authority:
             if request.asked_at is not None:
                 self._store.note_asked(node_id, request.asked_at)
             self._store.tokens.use(token.token_id, node_id)
-            username = node_id if PLAIN_USERNAME in request.features else older_username(node_id)
             recorded = self._store.node_password(node_id)
-            if recorded is None or not recorded.matches(password) or self._store.broker_username(node_id) != username:
-                self._store.set_node_password(node_id, broker_password_hash(password), username)
+            if recorded is None or not recorded.matches(password):
+                self._store.set_node_password(node_id, broker_password_hash(password))
             envelope = self._store.lease_envelope(node_id)
             reached("enrol.granted")
         if envelope is None:
@@ -307,7 +303,7 @@ class Authority:
             network_secret=network.secret,
             overlay_peers=self.overlay_peers(node_id),
             stun_servers=self._store.stun_servers(),
-            broker_username=self._store.broker_username(node_id),
+            broker_username=node_id,
             broker_password=password,
             generation=self._store.generation(),
             secret_epoch=network.secret_epoch,
@@ -387,7 +383,7 @@ class Authority:
             password = next((text for text in known if recorded and recorded.matches(text)), "")
             if not password:
                 password = secrets.token_urlsafe(_PASSWORD_BYTES)
-                self._store.set_node_password(lease.node_id, broker_password_hash(password), lease.node_id)
+                self._store.set_node_password(lease.node_id, broker_password_hash(password))
         hide(password)
         return Membership(
             network_id=lease.network_id,

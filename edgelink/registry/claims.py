@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
+from typing import Annotated
 
+from edgelink.registry.records import FROM_JSON
 from edgelink.registry.statuses import METERED_SILENCE_S
 
 HEARD_S = 60.0  # who was heard within that may be there: a link may be away for as long
@@ -68,7 +70,7 @@ class Recorded:
     """Who is the node, by the last claim that was accepted; ``since``: of this life, by the relay's clock."""
 
     instance: str
-    machine: tuple[str, ...]
+    machine: Annotated[tuple[str, ...], FROM_JSON]
     since: datetime
 
 

@@ -26,12 +26,12 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
-from edgelink.registry.access_watch import FOLLOWS_ACCESS, AccessTold, AccessWatch
+from edgelink.registry.access_watch import AccessTold, AccessWatch
 from edgelink.registry.claims import Admission, Alternation, Life
-from edgelink.registry.documents import OPENS_PER_RUN, Documents, ReplacedRegistryError
+from edgelink.registry.documents import Documents, ReplacedRegistryError
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_watch import FOLLOWS_LEASES, HeardLease, LeaseWatch
+from edgelink.registry.lease_watch import HeardLease, LeaseWatch
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkTold, NetworkWatch
 from edgelink.registry.node_channel import NodeChannel
@@ -46,7 +46,6 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
-from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
@@ -62,7 +61,6 @@ from edgelink.registry.transport import (
 from edgelink.registry.transport import Session as MqttSession
 from edgelink.tasks import apart
 
-FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES, FOLLOWS_ACCESS, OPENS_PER_RUN)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _LAST_WORD_S = 2.0  # a stop of Ray takes longer
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
@@ -209,7 +207,6 @@ class RegistryClient:
                 online=True,
                 phase="Starting",
                 reported_at=clock.now(),
-                features=FEATURES,
             )
         )
 
@@ -345,16 +342,7 @@ class RegistryClient:
         login, keepalive_s = self._login(password), METERED_KEEPALIVE_S if is_metered else KEEPALIVE_S
         async with self._transport.connect(address, login, will=last_will, keepalive_s=keepalive_s) as session:
             await session.subscribe(*self._subscriptions())
-            with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them
-                await session.subscribe(*self._newer_subscriptions())
-            with suppress(RegistryAuthError):
-                await session.subscribe(*self._network.subscriptions)
-            with suppress(RegistryAuthError):  # nor of access rules
-                await session.subscribe(self._access.topic)
-            if self._hears_all:
-                with suppress(RegistryAuthError):  # nor of rosters
-                    await session.subscribe(self._topics.roster(ANY))
-            await self._open_channel(session)
+            self.channel.opened()
             self._connected(address, password)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -370,14 +358,6 @@ class RegistryClient:
             await self._may_speak.wait(None)
         await outgoing.send_for_ever(session, self._clock, interval_s)
 
-    async def _open_channel(self, session: MqttSession) -> None:
-        try:
-            await session.subscribe(*self.channel.subscriptions)
-        except RegistryAuthError:  # an older relay's broker
-            self.channel.opened(is_granted=False)
-        else:
-            self.channel.opened(is_granted=True)
-
     def _login(self, password: str | None = None) -> Login:
         """``password`` None: the present one."""
         password = password or self._membership.secrets.broker_password
@@ -389,14 +369,13 @@ class RegistryClient:
 
     def _subscriptions(self) -> list[str]:
         topics = [self._topics.lease(self._node_id), self._topics.directory, self._topics.cluster]
+        topics += [self._topics.report_request, self._topics.easytier(ANY), self._topics.silence(ANY)]
+        topics += [*self._network.subscriptions, self._access.topic, *self.channel.subscriptions]
         if self._hears_all:
-            topics.append(self._topics.status(ANY))
+            topics += [self._topics.status(ANY), self._topics.roster(ANY)]
+        if self._membership.lease.role is Role.HEAD:
+            topics.append(self._topics.report(ANY))
         return topics
-
-    def _newer_subscriptions(self) -> list[str]:
-        is_head = self._membership.lease.role is Role.HEAD
-        reports = [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
-        return [*reports, self._topics.easytier(ANY), self._topics.silence(ANY)]
 
     def _connected(self, address: str, password: str) -> None:
         self._statuses.begin_session()

@@ -11,11 +11,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from edgelink.errors import NotCommittedError, RegistryError
 from edgelink.files import Files, fsync_directory
+from edgelink.registry.payloads import unusable_fields
 
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
 
@@ -27,49 +32,42 @@ _DAMAGED = (
 
 _NOT_WRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}  # the first byte of the codes
 
-# The statements that lead to each version from the one before; what has been released is never changed.
-_MIGRATIONS = (
-    """
+SCHEMA_VERSION = 11
+_SCHEMA = """
 CREATE TABLE network (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
     network_id TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL, cidr TEXT NOT NULL, relay_ip TEXT NOT NULL,
-    created_at TEXT NOT NULL, epoch INTEGER NOT NULL
+    created_at TEXT NOT NULL, epoch INTEGER NOT NULL, generation INTEGER NOT NULL DEFAULT 0,
+    secret_epoch INTEGER NOT NULL DEFAULT 1, state_number INTEGER NOT NULL DEFAULT 0, ranges TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 CREATE TABLE leases (
     node_id TEXT PRIMARY KEY, hostname TEXT NOT NULL UNIQUE, overlay_ip TEXT NOT NULL UNIQUE, rank INTEGER UNIQUE,
     is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;
+CREATE TABLE relays (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, addresses TEXT NOT NULL) STRICT;
 CREATE TABLE credentials (
     node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
     salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE enrolments (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, asked_at TEXT NOT NULL) STRICT;
+CREATE TABLE machines (
+    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
+    instance TEXT NOT NULL, machine TEXT NOT NULL, since TEXT NOT NULL
+) STRICT;
+CREATE TABLE departures (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, since TEXT NOT NULL) STRICT;
 CREATE TABLE tokens (
     token_id TEXT PRIMARY KEY, role TEXT NOT NULL, hostname TEXT, overlay_ip TEXT, rank INTEGER, labels TEXT NOT NULL,
     uses INTEGER NOT NULL, created_at TEXT NOT NULL, expires_at TEXT NOT NULL, revoked_at TEXT,
-    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
+    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL, replaces TEXT, ended_at TEXT
 ) STRICT;
 CREATE TABLE token_uses (
     token_id TEXT NOT NULL REFERENCES tokens, node_id TEXT NOT NULL, used_at TEXT NOT NULL,
     PRIMARY KEY (token_id, node_id)
 ) STRICT;
-CREATE TABLE history (at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
-""",
-    """
-DROP INDEX one_relay;
-ALTER TABLE network ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE relays (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, addresses TEXT NOT NULL) STRICT;
-""",
-    """
-CREATE TABLE enrolments (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, asked_at TEXT NOT NULL) STRICT;
-""",
-    """
-ALTER TABLE network ADD COLUMN secret_epoch INTEGER NOT NULL DEFAULT 1;
-ALTER TABLE network ADD COLUMN state_number INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE network ADD COLUMN ranges TEXT NOT NULL DEFAULT '{}';
-ALTER TABLE history ADD COLUMN caller TEXT NOT NULL DEFAULT '';
-ALTER TABLE tokens ADD COLUMN replaces TEXT;
-ALTER TABLE tokens ADD COLUMN ended_at TEXT;
+CREATE TABLE history (
+    at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL,
+    caller TEXT NOT NULL DEFAULT ''
+) STRICT;
 CREATE TABLE quarantine (
     kind TEXT NOT NULL CHECK (kind IN ('hostname', 'overlay_ip', 'rank')), value TEXT NOT NULL,
     node_id TEXT NOT NULL, hostname TEXT NOT NULL, until TEXT, PRIMARY KEY (kind, value)
@@ -88,36 +86,28 @@ CREATE TABLE rotation_nodes (
     node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, expected INTEGER NOT NULL CHECK (expected IN (0, 1)),
     prepared_epoch INTEGER NOT NULL DEFAULT 0, running_epoch INTEGER NOT NULL DEFAULT 0, hold_until TEXT
 ) STRICT;
-""",
-    """
-ALTER TABLE credentials ADD COLUMN username TEXT NOT NULL DEFAULT '';
-""",
-    """
-CREATE TABLE machines (
-    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
-    instance TEXT NOT NULL, machine TEXT NOT NULL, since TEXT NOT NULL
-) STRICT;
-""",
-    """
-ALTER TABLE network ADD COLUMN node_credentials INTEGER NOT NULL DEFAULT 0;
-""",
-    # Under a new number all nodes take the secret, which only the relay knew where nodes had credentials (ADR 0024).
-    """
-UPDATE network SET secret_epoch = secret_epoch + 1, state_number = state_number + 1 WHERE node_credentials = 1;
-ALTER TABLE network DROP COLUMN node_credentials;
-""",
-    """
 CREATE TABLE access_rules (
     target TEXT NOT NULL, protocol TEXT NOT NULL CHECK (protocol IN ('tcp', 'udp')), first INTEGER NOT NULL,
     last INTEGER NOT NULL, source TEXT NOT NULL, made_at TEXT NOT NULL, made_by TEXT NOT NULL,
     PRIMARY KEY (target, protocol, first, last, source)
 ) STRICT;
-""",
-    """
-CREATE TABLE departures (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, since TEXT NOT NULL) STRICT;
-""",
-)
-SCHEMA_VERSION = len(_MIGRATIONS)
+"""
+
+# From the version before, whose nodes had a username of their own at the broker. To be deleted, with what calls it, at
+# the first release: until then no other version has left a database behind.
+_MIGRATION_BEFORE_RELEASE = """
+DELETE FROM credentials WHERE username <> node_id;
+ALTER TABLE credentials DROP COLUMN username;
+"""
+
+RecordT = TypeVar("RecordT")
+
+
+@cache
+def _reader_of(kind: type[RecordT]) -> tuple[TypeAdapter[RecordT], tuple[str, ...]]:
+    """Return what makes such records of rows, and the fields that are records of the same row."""
+    hints = get_type_hints(kind)
+    return TypeAdapter(kind), tuple(name for name, hint in hints.items() if is_dataclass(hint))
 
 
 class Database:
@@ -205,9 +195,15 @@ class Database:
                 hint="install that version again, or go back to a backup of this one: "
                 "`edgelink registry restore --replace FILE`; nothing was changed",
             )
-        for migration in _MIGRATIONS[version:]:
-            for statement in migration.split(";"):
-                database.execute(statement)
+        if 0 < version < SCHEMA_VERSION - 1:
+            raise RegistryError(
+                f"{self.path}: was written by an EdgeLink that is too old (schema {version}, this one knows "
+                f"{SCHEMA_VERSION})",
+                hint="start a version in between once, which brings it up to date; nothing was changed",
+            )
+        steps = {0: _SCHEMA, SCHEMA_VERSION - 1: _MIGRATION_BEFORE_RELEASE}
+        for statement in steps.get(version, "").split(";"):
+            database.execute(statement)
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         database.execute("COMMIT")
 
@@ -229,6 +225,28 @@ class Database:
     def row(self, statement: str, *values: Any) -> sqlite3.Row | None:
         rows = self.rows(statement, *values)
         return rows[0] if rows else None
+
+    def records(self, kind: type[RecordT], statement: str, *values: Any) -> list[RecordT]:
+        """Return the rows as frozen dataclasses, whose fields are named like the columns.
+
+        Text is read as what the field holds: a time, an address, JSON. A field that is a dataclass itself is made of
+        columns of the same row.
+
+        Raises:
+            RegistryError: a column holds something else.
+        """
+        adapter, inner = _reader_of(kind)  # type: ignore[arg-type]  # mypy takes no type for hashable
+        rows = map(dict, self.rows(statement, *values))
+        try:
+            return [adapter.validate_python(row | dict.fromkeys(inner, row)) for row in rows]
+        except ValidationError as error:  # without the values: they may be secrets
+            raise RegistryError(
+                f"{self.path}: is damaged: unusable {unusable_fields(error)}", hint=_DAMAGED, reason="RegistryDamaged"
+            ) from None
+
+    def record(self, kind: type[RecordT], statement: str, *values: Any) -> RecordT | None:
+        """Return the first row like :meth:`records`. None: there is no row."""
+        return next(iter(self.records(kind, statement, *values)), None)
 
     def version(self) -> int:
         """Changes when another connection, as a rule of another process, has changed something."""

@@ -23,8 +23,6 @@ from edgelink.registry.roster import Pages, completed, digest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
-OPENS_PER_RUN = "access-per-run"  # an edge follows a cluster spec's `edges_open_to`
-
 _DIRECTORY_CACHE = "directory.json"
 _PAGE_CACHE = "roster-{}.json"
 _CLUSTER_CACHE = "cluster-spec.json"

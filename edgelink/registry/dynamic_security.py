@@ -6,7 +6,7 @@ also manages the users. Passwords appear as PBKDF2 hashes only.
 The plugin writes its whole file anew at each command, so that a user costs time in proportion to all that is in it
 (ADR 0021). So what is the same for all nodes of a role stands there once, and what is a node's own not at all: the
 ACL file names it by patterns of the username, which is the node_id. What the plugin names neither way the broker looks
-up there. A node that enrolled with an older EdgeLink has another username, and a role of its own.
+up there.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def acl_file(topics: Topics) -> str:
 def fingerprint(user: BrokerUser, topics: Topics) -> str:
     """Changes whenever the user's password or rights do; kept on the broker as the user's description, so that a
     registry that finds a running broker can tell whether it knows what the store says."""
-    rights: Any = user.role.value if user.is_plain else access_of(user, topics).acls()
+    rights: Any = user.role.value if user.kind == "node" else access_of(user, topics).acls()
     stated = [user.password.salt, user.password.hash, user.password.iterations, rights]
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -118,15 +118,15 @@ def document(admin_password: BrokerPassword, users: Iterable[BrokerUser], topics
     clients = [_client(ADMIN, admin_password, "", _roles_of(ADMIN))]
     clients += [_client(u.username, u.password, fingerprint(u, topics), _user_roles(u)) for u in users]
     roles = shared_roles(topics)
-    roles += [_role(user.username, access_of(user, topics)) for user in users if not user.is_plain]
+    roles += [_role(user.username, access_of(user, topics)) for user in users if user.kind == "token"]
     return json.dumps({"defaultACLAccess": _DENY_ALL, "clients": clients, "groups": [], "roles": roles}, indent=1)
 
 
 def create_commands(user: BrokerUser, password: str, topics: Topics) -> list[dict[str, Any]]:
     """Make ``user``, who is not there."""
-    role = [] if user.is_plain else [{"command": "createRole", **_role(user.username, access_of(user, topics))}]
+    role = {"command": "createRole", **_role(user.username, access_of(user, topics))}
     return [
-        *role,
+        *([role] if user.kind == "token" else []),
         {
             "command": "createClient",
             "username": user.username,
@@ -139,7 +139,7 @@ def create_commands(user: BrokerUser, password: str, topics: Topics) -> list[dic
 
 def delete_commands(username: str) -> list[dict[str, Any]]:
     """Remove a user, and its role if it has one of its own; its connections are closed at once."""
-    own_role = [{"command": "deleteRole", "rolename": username}] if "-" in username else []  # no node_id has a hyphen
+    own_role = [{"command": "deleteRole", "rolename": username}] if "-" in username else []  # a token's
     return [{"command": "deleteClient", "username": username}, *own_role]
 
 
@@ -148,7 +148,7 @@ def _shared_role(role: Role) -> str:
 
 
 def _user_roles(user: BrokerUser) -> list[dict[str, Any]]:
-    return [{"rolename": _shared_role(user.role)}] if user.is_plain else _roles_of(user.username)
+    return [{"rolename": _shared_role(user.role)}] if user.kind == "node" else _roles_of(user.username)
 
 
 def _roles_of(username: str) -> list[dict[str, Any]]:

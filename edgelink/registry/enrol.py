@@ -28,7 +28,6 @@ from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, request_id_of
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
-    PLAIN_USERNAME,
     EnrolReply,
     EnrolRequest,
     Envelope,
@@ -36,7 +35,6 @@ from edgelink.registry.payloads import (
     Role,
     unusable_fields,
 )
-from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
 from edgelink.registry.topics import Topics
@@ -106,7 +104,6 @@ async def request_membership(
             asked_at=clock.now(),
             overlay_ip=overlay_ip,
             relay=relay,
-            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
         )
     except ValidationError as error:
         raise ConfigError(
@@ -138,7 +135,7 @@ async def request_membership(
 
 def _warn_of_clock(reply: EnrolReply, clock: Clock) -> None:
     """A board without a battery boots in 1970: it joins all the same, but nothing else will trust it."""
-    off_s = 0.0 if reply.sent_at is None else (clock.now() - reply.sent_at).total_seconds()
+    off_s = (clock.now() - reply.sent_at).total_seconds()
     if abs(off_s) >= _CLOCK_OFF_S:
         way = "ahead of" if off_s > 0 else "behind"
         log.warning(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from edgelink.clock import Clock
 from edgelink.reconcile import Wakeup
 from edgelink.registry.payloads import Envelope
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RequestLimit
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
@@ -25,7 +25,7 @@ class EnrolQueue:
         self.wakeup = Wakeup()
         self._topics = topics
         self._refusals = refusals
-        self._rate_limit = RateLimit(clock)
+        self._rate_limit = RequestLimit(clock)
         self._requests: dict[str, bytes] = {}  # by topic, so that each node waits once
 
     def receive(self, message: Message) -> bool:

@@ -18,7 +18,6 @@ from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
-FOLLOWS_LEASES = "lease-changes"  # a node takes a changed lease up by itself
 LEASED = "Leased"  # the condition of a node that tells of its lease
 WAITS = "LeaseChangeWaits"  # its reason while something on it uses the one that it has
 

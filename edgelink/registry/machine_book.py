@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 
 from edgelink.clock import Clock
 from edgelink.registry.claims import Recorded
@@ -19,10 +18,7 @@ class MachineBook:
         self._clock = clock
 
     def get(self, node_id: str) -> Recorded | None:
-        row = self._database.row("SELECT * FROM machines WHERE node_id = ?", node_id)
-        if row is None:
-            return None
-        return Recorded(row["instance"], tuple(json.loads(row["machine"])), datetime.fromisoformat(row["since"]))
+        return self._database.record(Recorded, "SELECT * FROM machines WHERE node_id = ?", node_id)
 
     def put(self, node_id: str, instance: str, machine: Sequence[str]) -> None:
         """This life is the node, from now on; nothing for one that holds no lease any more."""

@@ -33,7 +33,6 @@ from edgelink.files import not_recorded, private_directory, write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, EnrolReply, Envelope, Lease, NodeSecrets
-from edgelink.registry.records import older_username
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.token import Token
 
@@ -141,8 +140,11 @@ class Membership(BaseModel):
             raise UntrustedError(
                 f"the lease is node {self.lease.node_id}'s, not ours ({key.node_id})", hint=_ENROL_AGAIN
             )
-        if self.secrets.broker_username not in (key.node_id, older_username(key.node_id)):
-            raise UntrustedError(f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}")
+        if self.secrets.broker_username != key.node_id:
+            raise UntrustedError(
+                f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}",
+                hint="the relay may run another version of EdgeLink: compare `edgelink version` there",
+            )
         return self
 
     def following(self, directory: Directory, *, in_use: str) -> Self:
@@ -152,7 +154,7 @@ class Membership(BaseModel):
         and a relay that advertises a wrong address must not cut off those who know a right one.
         """
         if not directory.relays:
-            return self  # an older registry
+            return self
         others = [relay for node_id, relay in directory.relays.items() if node_id != self.lease.node_id]
         host = urlsplit(f"//{in_use}").hostname
         behind = next((e.node_id for e in directory.relay_entries if str(e.overlay_ip) == host), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edgelink.clock import Clock
-from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedError
+from edgelink.errors import RegistryUnavailableError, UntrustedError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership, refusal
 from edgelink.registry.payloads import Envelope
@@ -54,7 +54,6 @@ class NodeChannel:
         self._waiting: dict[str, asyncio.Future[NodeReply]] = {}
         self._bound: set[asyncio.Future[NodeReply]] = set()  # of those, what is not waited for in another session
         self._asked: deque[str] = deque(maxlen=_REMEMBERED)
-        self._is_open: bool | None = None  # None: no session, False: the relay's EdgeLink knows nothing of this
         self._opened = asyncio.Event()
         self._speak = speak
 
@@ -62,23 +61,13 @@ class NodeChannel:
     def subscriptions(self) -> tuple[str, ...]:
         return (self._topics.node_reply(self._key.node_id),)
 
-    def opened(self, *, is_granted: bool) -> None:
-        """A session has begun, in which the relay lets us hear replies, or not."""
-        self._is_open = is_granted
+    def opened(self) -> None:
+        """A session has begun, in which we hear replies."""
         self._opened.set()
-
-    def require_understood(self) -> None:
-        """Raises RegistryError when the relay of this session cannot be asked anything."""
-        if self._is_open is False:
-            raise RegistryError(
-                "the relay's EdgeLink is older than this node's and cannot be asked this",
-                hint="upgrade the relay: `edgelink version` there",
-                reason="NotUnderstood",
-            )
 
     def closed(self) -> None:
         """The session is over; another registry may answer in the next."""
-        self._is_open, self._cookie = None, None
+        self._cookie = None
         self._opened.clear()
         for reply in self._bound:
             if not reply.done():
@@ -116,7 +105,7 @@ class NodeChannel:
 
         Raises:
             RegistryUnavailableError: there is no answer in time; what was asked may have been done.
-            RegistryError: the registry refuses, or is too old to be asked.
+            RegistryError: the registry refuses.
         """
         try:
             async with timeout(within_s):
@@ -151,7 +140,6 @@ class NodeChannel:
         try:
             while True:
                 await self._opened.wait()
-                self.require_understood()
                 self._send(self._topics.node_request(self._key.node_id), payload)
                 with suppress(TimeoutError):
                     async with timeout(ASK_AGAIN_S):

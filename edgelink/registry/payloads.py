@@ -74,10 +74,7 @@ Labels = Annotated[
     Field(max_length=32),
 ]
 
-# What a node can follow: that, and not a version number, decides what it is given.
 ShortText = Annotated[str, Field(max_length=64), PRINTABLE]
-Features = Annotated[tuple[ShortText, ...], Field(max_length=32)]
-PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
 
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
 _DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
@@ -179,7 +176,6 @@ class EnrolRequest(Payload):
         None, description="asked for: with `overlay.kind: existing`, the address its device carries"
     )
     relay: RelayAddresses | None = Field(None, description="of a relay, and of nobody else")
-    features: Features = ()
 
 
 class EnrolReply(Payload):
@@ -195,7 +191,7 @@ class EnrolReply(Payload):
         None, description="the same in [one word](conditions.md#why-an-enrolment-is-refused)"
     )
     error_hint: str = Field("", description="what to do")
-    sent_at: datetime | None = Field(None, description="by the registry's clock; older ones do not say")
+    sent_at: datetime = Field(description="by the registry's clock")
 
 
 class Lease(Payload):
@@ -454,7 +450,6 @@ class NodeStatus(Payload):
     ray_death: Envelope | None = Field(
         None, description="[RayDeath](#raydeath), signed by the node: it commands the head, unlike the rest"
     )
-    features: Features = ()
     metered: bool = Field(False, description="its uplink costs by the byte: others ask it less often")
     open_ports: Annotated[tuple[ShortText, ...], Field(max_length=MAX_OPEN_PORTS)] = Field(
         (), description="what it answers over the overlay by access rules, in words"
@@ -469,7 +464,7 @@ class NodeStatus(Payload):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the node was switched off on purpose. A Last Will does not say so, nor does an older node."""
+        """Whether the node was switched off on purpose. A Last Will does not say so."""
         return not self.online and self.phase in (Phase.STOPPING.value, LEFT)
 
     @property
@@ -559,7 +554,6 @@ class ClusterSpec(Payload):
     token_auth: bool = Field(description="whether this Ray asks for a token")
     ride_through_s: RideThrough = Field(DEFAULT_RIDE_THROUGH_S, description="outages that are to cost a pause only")
     ray_wanted: bool = Field(True, description="false: no Ray on any node, until the head says otherwise")
-    echo_proves: bool = Field(False, description="the head's echo proves who it is; older heads' do not")
     edges_open_to: EdgesOpenTo = Field(
         "all", description="who reaches Ray and a training on an edge, beside head and relays: all, these members, none"
     )

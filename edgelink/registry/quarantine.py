@@ -45,17 +45,7 @@ class Quarantine:
     def resting(self) -> list[Rest]:
         """What rests now, in the order in which it was given up: what is put anew, or in place of another, is last."""
         now = self._clock.now()
-        rows = self._database.rows("SELECT * FROM quarantine ORDER BY rowid")
-        rests = [
-            Rest(
-                kind=row["kind"],
-                value=row["value"],
-                node_id=row["node_id"],
-                hostname=row["hostname"],
-                until=datetime.fromisoformat(row["until"]) if row["until"] else None,
-            )
-            for row in rows
-        ]
+        rests = self._database.records(Rest, "SELECT * FROM quarantine ORDER BY rowid")
         return [rest for rest in rests if rest.until is None or rest.until > now]
 
     def end(self, node: str) -> list[Rest]:

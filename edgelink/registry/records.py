@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from edgelink.process.port_ranges import in_words
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Role
 
 Ranges = Mapping[Role, tuple[IPv4Address, IPv4Address]]  # from which address to which each role's are dealt
+FROM_JSON = BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)  # as a column has it
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Network:
     relay_ip: IPv4Address
     created_at: datetime
     secret_epoch: int = 1  # of the secret
-    ranges: Ranges = field(default_factory=dict)
+    ranges: Annotated[Ranges, FROM_JSON] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class TokenRecord:
     hostname: str | None
     overlay_ip: IPv4Address | None
     rank: int | None
-    labels: Mapping[str, str]
+    labels: Annotated[Mapping[str, str], FROM_JSON]
     uses: int
     created_at: datetime
     expires_at: datetime
@@ -184,21 +188,15 @@ class MadeRule:
 class BrokerUser:
     """Who may connect to the broker. ``subject`` is the node_id or token_id; the topics follow from kind and role."""
 
-    username: str
     kind: Literal["node", "token"]
     subject: str
     role: Role
     password: BrokerPassword = field(repr=False)
 
     @property
-    def is_plain(self) -> bool:
-        """A node whose username is its node_id: its own topics follow from that name (see dynamic_security)."""
-        return self.username == self.subject
-
-
-def older_username(node_id: str) -> str:
-    """The broker's user of a node whose EdgeLink does not know that the node_id itself may be the username."""
-    return f"node-{node_id}"
+    def username(self) -> str:
+        """A node's is its node_id: its own topics follow from that name (see dynamic_security)."""
+        return self.subject if self.kind == "node" else token_username(self.subject)
 
 
 def token_username(token_id: str) -> str:

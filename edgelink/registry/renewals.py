@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from edgelink.clock import Clock
 from edgelink.errors import ConfigError, RegistryError, RenewedJustNowError
+from edgelink.rate import RateLimit
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
 from edgelink.registry.passwords import broker_password_hash
@@ -30,7 +31,7 @@ class Renewals:
         self._store = store
         self._keys = keys
         self._clock = clock
-        self._renewed_s: dict[str, float] = {}  # when, by node, the oldest first; of the last minute
+        self._limit = RateLimit(1 / EVERY_S, 1)
 
     def renew(self, request: NodeRequest, renew: Renew) -> str | None:
         """Have the password that ``request`` of a node brings count from now on; None: it does already.
@@ -54,25 +55,16 @@ class Renewals:
             recorded = self._store.node_password(node_id)
             if recorded is not None and recorded.matches(password):
                 return None
-            self._refuse_too_soon(node_id)
-            self._store.set_node_password(node_id, broker_password_hash(password), self._store.broker_username(node_id))
+            if self._limit.wait_s(node_id, self._clock.monotonic_s()):
+                raise RenewedJustNowError(
+                    "the password was renewed a moment ago",
+                    hint=f"a node gets a new one each {EVERY_S:.0f} s at most; its daemon asks again by itself",
+                )
+            self._store.set_node_password(node_id, broker_password_hash(password))
             newest = self._store.asked_at(node_id)
             made_at = request.made_at if newest is None else max(request.made_at, newest + _MOMENT)
             self._store.note_asked(node_id, made_at)
             reached("renew.written")
-        self._renewed_s[node_id] = self._clock.monotonic_s()
+        self._limit.take(node_id, self._clock.monotonic_s())
         reached("renew.committed")
         return password
-
-    def _refuse_too_soon(self, node_id: str) -> None:
-        now_s = self._clock.monotonic_s()
-        while self._renewed_s:
-            oldest = next(iter(self._renewed_s))
-            if now_s < self._renewed_s[oldest] + EVERY_S:
-                break
-            del self._renewed_s[oldest]
-        if node_id in self._renewed_s:
-            raise RenewedJustNowError(
-                "the password was renewed a moment ago",
-                hint=f"a node gets a new one each {EVERY_S:.0f} s at most; its daemon asks again by itself",
-            )

@@ -7,8 +7,6 @@ the node's clock nor the registry's disk is needed to tell an old request that a
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,13 +15,14 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import EdgelinkError, RegistryError, UntrustedError
+from edgelink.cookies import Cookies
+from edgelink.errors import EdgelinkError, UntrustedError
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.node_channel import COOKIE_S
 from edgelink.registry.payloads import Envelope, Lease
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RequestLimit
 from edgelink.registry.refusals import OUTDATED, Refusals, refusal_reason
 from edgelink.registry.requests import Again, Answer, NodeReply, NodeRequest, Refused
 from edgelink.registry.store import RegistryStore
@@ -66,8 +65,8 @@ class RequestDesk:
         self._refusals = refusals
         self._clock = clock
         self._handlers = dict(handlers)
-        self._secret = os.urandom(32)
-        self._rate_limit = RateLimit(clock)
+        self._cookies = Cookies(COOKIE_S, clock)
+        self._rate_limit = RequestLimit(clock)
         self._waiting: dict[_Id, NodeRequest] = {}
         self._replied: dict[_Id, tuple[float, bytes]] = {}  # when, and what
         self._wakeup = Wakeup()
@@ -149,36 +148,20 @@ class RequestDesk:
             network_id=self._keys.network_id,
             node_id=node_id,
             nonce=nonce,
-            cookie=self._cookie(node_id),
+            cookie=self._cookies.of(node_id),
             answer=answer,
         )
         return self._keys.sign(Kind.NODE_REPLY, reply).model_dump_json().encode()
 
     def _answered(self, lease: Lease, request: NodeRequest) -> Answered:
-        if not self._counts(request):
+        if not self._cookies.counts(request.cookie, request.node_id):
             if request.cookie:
                 self._refusals.note(OUTDATED, lease.node_id, what="request")
             return Answered(Again())
-        handler = self._handlers.get(request.ask.kind)
         try:
-            if handler is None:
-                raise RegistryError(
-                    f"this relay's EdgeLink does not know requests of the kind {request.ask.kind!r}",
-                    hint="upgrade the relay: `edgelink version` there",
-                    reason="NotUnderstood",
-                )
-            return handler(lease, request)
+            return self._handlers[request.ask.kind](lease, request)
         except EdgelinkError as error:
             self._refusals.note(error.condition_reason, lease.node_id, what=request.ask.kind, error=str(error))
             return Answered(
                 Refused(error=error.message, error_reason=error.condition_reason, error_hint=error.hint),
             )
-
-    def _counts(self, request: NodeRequest) -> bool:
-        """Each cookie counts for one to two periods."""
-        given = (self._cookie(request.node_id, age) for age in (0, 1))
-        return any(hmac.compare_digest(request.cookie, cookie) for cookie in given)
-
-    def _cookie(self, node_id: str, age: int = 0) -> str:
-        period = int(self._clock.monotonic_s() // COOKIE_S) - age
-        return hmac.new(self._secret, f"{period} {node_id}".encode(), hashlib.sha256).hexdigest()[:32]

@@ -1,14 +1,13 @@
 """What a node asks the registry and is answered, as frozen, versioned models.
 
-A request is signed by the node, a reply by the registry. A kind that the other side does not know yet is understood as
-:class:`Unknown`, so that it can be refused by name instead of being malformed.
+A request is signed by the node, a reply by the registry.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Discriminator, Field, Tag
+from pydantic import AwareDatetime, Field
 
 from edgelink.registry.payloads import (
     MAX_MACHINE_PARTS,
@@ -22,12 +21,6 @@ from edgelink.registry.payloads import (
 )
 
 _ID = r"^[0-9a-f]{32}$"
-
-
-class Unknown(Bounded):
-    """Of a kind that only a newer EdgeLink knows."""
-
-    kind: CutText = ""
 
 
 class Renew(Bounded):
@@ -101,31 +94,8 @@ class Refused(Bounded):
     error_hint: CutText = ""
 
 
-_KINDS = {"renew", "claim", "echo-up", "again", "done", "verdict", "echo-word", "speak", "refused"}
-
-
-def _kind_of(part: Any) -> str:
-    kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-    return kind if kind in _KINDS else "unknown"
-
-
-Question = Annotated[
-    Annotated[Renew, Tag("renew")]
-    | Annotated[Claim, Tag("claim")]
-    | Annotated[EchoUp, Tag("echo-up")]
-    | Annotated[Unknown, Tag("unknown")],
-    Discriminator(_kind_of),
-]
-Answer = Annotated[
-    Annotated[Again, Tag("again")]
-    | Annotated[Done, Tag("done")]
-    | Annotated[Verdict, Tag("verdict")]
-    | Annotated[EchoWord, Tag("echo-word")]
-    | Annotated[Speak, Tag("speak")]
-    | Annotated[Refused, Tag("refused")]
-    | Annotated[Unknown, Tag("unknown")],
-    Discriminator(_kind_of),
-]
+Question = Annotated[Renew | Claim | EchoUp, Field(discriminator="kind")]
+Answer = Annotated[Again | Done | Verdict | EchoWord | Speak | Refused, Field(discriminator="kind")]
 
 
 class NodeRequest(Payload):

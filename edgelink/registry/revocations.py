@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from datetime import datetime
-from ipaddress import IPv4Address
-
 from edgelink.clock import Clock
 from edgelink.errors import RegistryError
 from edgelink.registry.database import Database
@@ -49,12 +45,11 @@ class Revocations:
         return found[-1] if found else None
 
     def get(self, node_id: str) -> Revocation | None:
-        row = self._database.row("SELECT * FROM revocations WHERE node_id = ?", node_id)
-        return _revocation(row) if row else None
+        return self._database.record(Revocation, "SELECT * FROM revocations WHERE node_id = ?", node_id)
 
     def all(self) -> list[Revocation]:
         """Oldest first."""
-        return [_revocation(row) for row in self._database.rows("SELECT * FROM revocations ORDER BY rowid")]
+        return self._database.records(Revocation, "SELECT * FROM revocations ORDER BY rowid")
 
     def refuse(self, node_id: str) -> None:
         """Raises RegistryError when this node was put out."""
@@ -67,15 +62,3 @@ class Revocations:
                 "new token",
                 reason="NodeRevoked",
             )
-
-
-def _revocation(row: sqlite3.Row) -> Revocation:
-    return Revocation(
-        node_id=row["node_id"],
-        verify_key=row["verify_key"],
-        hostname=row["hostname"],
-        overlay_ip=IPv4Address(row["overlay_ip"]),
-        rank=row["rank"],
-        revoked_at=datetime.fromisoformat(row["revoked_at"]),
-        why=row["why"],
-    )

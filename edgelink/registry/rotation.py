@@ -19,7 +19,6 @@ from typing import Literal
 
 from edgelink.registry.payloads import NetworkSecrets, NetworkState
 
-FOLLOWS_SECRETS = "secret-epochs"  # the feature of a node that does
 COMMITTED_S = 60.0  # for the nodes to be seen on the new secret; who comes later follows all the same
 _EPOCHS_A_GENERATION = 1000
 _GENERATIONS_BEGIN = datetime(2020, 1, 1, tzinfo=UTC)

@@ -6,10 +6,8 @@ put out for ever. Each call is one transaction, on disk when it returns; what is
 from __future__ import annotations
 
 import secrets
-import sqlite3
 from collections.abc import Collection
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from edgelink.clock import Clock
 from edgelink.registry.database import Database
@@ -28,21 +26,12 @@ class RotationBook:
 
     def record(self) -> RotationRecord | None:
         """The change that is under way."""
-        row = self._database.row("SELECT * FROM rotation")
-        return None if row is None else _record(row)
+        return self._database.record(RotationRecord, "SELECT *, prepare_until AS phase_until FROM rotation")
 
     def progress(self) -> list[Progress]:
         """How far each node is that ever said so, or is waited for; kept when a change is over."""
-        return [
-            Progress(
-                row["node_id"],
-                bool(row["expected"]),
-                row["prepared_epoch"],
-                row["running_epoch"],
-                _moment(row["hold_until"]),
-            )
-            for row in self._database.rows("SELECT * FROM rotation_nodes ORDER BY node_id")
-        ]
+        statement = "SELECT *, expected AS is_expected FROM rotation_nodes ORDER BY node_id"
+        return self._database.records(Progress, statement)
 
     def number(self) -> int:
         """Grows with each change of what is said to all nodes."""
@@ -219,26 +208,3 @@ class RotationBook:
 
     def _now(self) -> str:
         return self._clock.now().isoformat()
-
-
-def _record(row: sqlite3.Row) -> RotationRecord:
-    return RotationRecord(
-        rotation_id=row["rotation_id"],
-        from_epoch=row["from_epoch"],
-        to_epoch=row["to_epoch"],
-        next_secret=row["next_secret"],
-        why=row["why"],
-        phase=row["phase"],
-        started_at=_when(row["started_at"]),
-        phase_until=_when(row["prepare_until"]),
-        hold_until=_when(row["hold_until"]),
-        force=bool(row["force"]),
-    )
-
-
-def _when(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
-def _moment(text: Any) -> datetime | None:
-    return None if text is None else _when(text)

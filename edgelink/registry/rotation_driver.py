@@ -7,7 +7,7 @@ late does no harm, and a daemon that was killed goes on where the database stand
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NoReturn
 
 from edgelink.clock import Clock
@@ -15,9 +15,8 @@ from edgelink.errors import NotCommittedError, RegistryError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
-from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.refusals import Refusals
-from edgelink.registry.rotation import FOLLOWS_SECRETS, Step
+from edgelink.registry.rotation import Step
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Message, Session
@@ -175,10 +174,3 @@ class RotationDriver:
             self._published[topic] = payload
         else:
             self._published.pop(topic, None)
-
-
-def following(statuses: Mapping[str, NodeStatus]) -> tuple[set[str], set[str]]:
-    """Who is online: the nodes that follow a change of the secret, and those too old for it; by node id; pure."""
-    online = {node_id: status for node_id, status in statuses.items() if status.online}
-    able = {node_id for node_id, status in online.items() if FOLLOWS_SECRETS in status.features}
-    return able, online.keys() - able

@@ -401,7 +401,7 @@ class RegistryService:
         if password is None:
             return Answered(Done())
         log.info("registry.password_renewed", node_id=lease.node_id, hostname=lease.hostname)
-        self._passwords[self._store.broker_username(lease.node_id)] = password
+        self._passwords[lease.node_id] = password
         return Answered(Done(), wakes=self._changed)
 
     def _take_report_request(self, message: Message) -> None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
@@ -29,17 +26,11 @@ from edgelink.registry.network_row import network_of, put_network
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses
 from edgelink.registry.quarantine import Quarantine
-from edgelink.registry.records import (
-    BrokerUser,
-    Network,
-    Ranges,
-    older_username,
-    token_username,
-)
+from edgelink.registry.records import BrokerUser, Network, Ranges
 from edgelink.registry.revocations import Revocations
 from edgelink.registry.rotation import generation_after
 from edgelink.registry.rotation_book import RotationBook
-from edgelink.registry.token_book import TokenBook, password_of
+from edgelink.registry.token_book import TokenBook
 
 CLONE_REFUSED = "clone refused"  # the one action in the history that changed nothing
 
@@ -51,6 +42,12 @@ class _Leases:
     version: int
     envelopes: dict[str, Envelope]
     holdings: Holdings
+
+
+@dataclass(frozen=True)
+class _NodePassword:
+    node_id: str
+    password: BrokerPassword
 
 
 class RegistryStore:
@@ -111,11 +108,8 @@ class RegistryStore:
 
     def relay_addresses(self) -> dict[str, RelayAddresses]:
         """Where each relay is dialled, by node_id; the first relay first."""
-        found = {}
-        for row in self._database.rows("SELECT node_id, addresses FROM relays ORDER BY rowid"):
-            with suppress(ValidationError):  # an older EdgeLink let it in, and no node can dial it
-                found[row["node_id"]] = RelayAddresses.model_validate_json(row["addresses"])
-        return found
+        rows = self._database.rows("SELECT node_id, addresses FROM relays ORDER BY rowid")
+        return {row["node_id"]: RelayAddresses.model_validate_json(row["addresses"]) for row in rows}
 
     def stun_servers(self) -> tuple[str, ...]:
         """Where the relays answer STUN, as host:port."""
@@ -278,33 +272,26 @@ class RegistryStore:
 
     # broker passwords
 
-    def set_node_password(self, node_id: str, password: BrokerPassword, username: str) -> None:
-        """In place of an older one; ``username`` is that of the node's user on the broker from now on."""
+    def set_node_password(self, node_id: str, password: BrokerPassword) -> None:
+        """In place of an earlier one."""
         with self.transaction():
             self._database.execute(
-                "INSERT OR REPLACE INTO credentials (node_id, salt, hash, iterations, username) VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?)",
                 node_id,
                 password.salt,
                 password.hash,
                 password.iterations,
-                username,
             )
 
     def node_password(self, node_id: str) -> BrokerPassword | None:
-        row = self._database.row("SELECT * FROM credentials WHERE node_id = ?", node_id)
-        return password_of(row) if row else None
-
-    def broker_username(self, node_id: str) -> str:
-        """Of the node's user on the broker, as it was when its password was set."""
-        row = self._database.row("SELECT username FROM credentials WHERE node_id = ?", node_id)
-        return (row and row["username"]) or older_username(node_id)
+        return self._database.record(BrokerPassword, "SELECT * FROM credentials WHERE node_id = ?", node_id)
 
     def broker_user(self, node_id: str) -> BrokerUser | None:
         """One node's; None when it has no lease."""
         lease, password = self.lease(node_id), self.node_password(node_id)
         if lease is None or password is None:
             return None
-        return BrokerUser(self.broker_username(node_id), "node", node_id, lease.role, password)
+        return BrokerUser("node", node_id, lease.role, password)
 
     def broker_users(self) -> list[BrokerUser]:
         """Who may connect now: each node, and each token that may still enrol someone or answer who used it."""
@@ -313,7 +300,7 @@ class RegistryStore:
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
             BrokerUser(
-                row["username"] or older_username(node_id), "node", node_id, leases[node_id].role, password_of(row)
+                "node", node_id, leases[node_id].role, BrokerPassword(row["salt"], row["hash"], row["iterations"])
             )
             for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
@@ -327,8 +314,7 @@ class RegistryStore:
         for token in self.tokens.all():
             state = token.state(now)
             if state == "live" or (state == "used" and token.token_id in answers):
-                username = token_username(token.token_id)
-                users.append(BrokerUser(username, "token", token.token_id, token.role, token.password))
+                users.append(BrokerUser("token", token.token_id, token.role, token.password))
         return users
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from datetime import datetime
-from ipaddress import IPv4Address
+from dataclasses import replace
 
 from edgelink.clock import Clock
 from edgelink.errors import RegistryError
 from edgelink.registry.database import Database
-from edgelink.registry.passwords import BrokerPassword
-from edgelink.registry.payloads import Role
 from edgelink.registry.records import Reservation, TokenRecord
+
+_TOKENS = (
+    "SELECT *, (SELECT count(*) FROM token_uses WHERE token_uses.token_id = tokens.token_id) AS use_count FROM tokens"
+)
 
 
 class TokenBook:
@@ -44,22 +44,13 @@ class TokenBook:
 
     def promises(self) -> list[Reservation]:
         """What the live tokens promise to whoever brings them."""
-        now = self._now()
-        rows = self._database.rows(
+        return self._database.records(
+            Reservation,
             "SELECT token_id, hostname, overlay_ip, rank FROM tokens WHERE revoked_at IS NULL AND ended_at IS NULL "
             "AND expires_at > ? AND (hostname IS NOT NULL OR overlay_ip IS NOT NULL OR rank IS NOT NULL) "
             "AND uses > (SELECT count(*) FROM token_uses WHERE token_uses.token_id = tokens.token_id)",
-            now,
+            self._now(),
         )
-        return [
-            Reservation(
-                row["token_id"],
-                row["hostname"],
-                IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
-                row["rank"],
-            )
-            for row in rows
-        ]
 
     def note_expired(self) -> None:
         """Tokens that have expired stay so, also should the clock go back."""
@@ -75,20 +66,17 @@ class TokenBook:
         for row in self._database.rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
             used_by.setdefault(row["token_id"], []).append(row["node_id"])
         return [
-            _token(row, tuple(used_by.get(row["token_id"], ())), len(used_by.get(row["token_id"], ())))
-            for row in self._database.rows("SELECT * FROM tokens ORDER BY rowid")
+            replace(token, used_by=tuple(used_by.get(token.token_id, ())))
+            for token in self._database.records(TokenRecord, f"{_TOKENS} ORDER BY rowid")
         ]
 
     def get(self, token_id: str) -> TokenRecord | None:
         """``used_by`` only once it is used up: before, who was let in does not matter, and may be thousands."""
-        row = self._database.row("SELECT * FROM tokens WHERE token_id = ?", token_id)
-        counted = self._database.row("SELECT count(*) FROM token_uses WHERE token_id = ?", token_id)
-        if row is None or counted is None:
-            return None
-        if counted[0] < row["uses"]:
-            return _token(row, (), counted[0])
+        token = self._database.record(TokenRecord, f"{_TOKENS} WHERE token_id = ?", token_id)
+        if token is None or token.uses_left:
+            return token
         uses = self._database.rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
-        return _token(row, tuple(use["node_id"] for use in uses), counted[0])
+        return replace(token, used_by=tuple(use["node_id"] for use in uses))
 
     def use(self, token_id: str, node_id: str) -> None:
         """Count one use; the same node counts once, at its last time."""
@@ -113,27 +101,3 @@ class TokenBook:
 
     def _now(self) -> str:
         return self._clock.now().isoformat()
-
-
-def password_of(row: sqlite3.Row) -> BrokerPassword:
-    return BrokerPassword(row["salt"], row["hash"], row["iterations"])
-
-
-def _token(row: sqlite3.Row, used_by: tuple[str, ...], use_count: int) -> TokenRecord:
-    return TokenRecord(
-        token_id=row["token_id"],
-        role=Role(row["role"]),
-        hostname=row["hostname"],
-        overlay_ip=IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
-        rank=row["rank"],
-        labels=json.loads(row["labels"]),
-        uses=row["uses"],
-        created_at=datetime.fromisoformat(row["created_at"]),
-        expires_at=datetime.fromisoformat(row["expires_at"]),
-        revoked_at=datetime.fromisoformat(row["revoked_at"]) if row["revoked_at"] else None,
-        password=password_of(row),
-        used_by=used_by,
-        use_count=use_count,
-        replaces=row["replaces"],
-        ended_at=datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else None,
-    )

@@ -200,7 +200,10 @@ class _MqttSession:
         codes = [code if isinstance(code, int) else code.value for code in granted]
         refused = [topic for topic, code in zip(topics, codes, strict=True) if code >= _REFUSED_SUBSCRIPTION]
         if refused:
-            raise RegistryAuthError(f"the broker at {self._address} refuses the subscription to {', '.join(refused)}")
+            raise RegistryAuthError(
+                f"the broker at {self._address} refuses the subscription to {', '.join(refused)}",
+                hint="the relay may run another version of EdgeLink: compare `edgelink version` there",
+            )
 
     async def messages(self) -> AsyncIterator[Message]:
         try:

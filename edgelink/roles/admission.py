@@ -71,7 +71,7 @@ class Claimed:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the registry may still answer in this session. An older one never will."""
+        """Whether the registry may still answer in this session."""
         return isinstance(self.answer, RegistryError) and self.answer.retryable
 
     @property
@@ -134,7 +134,7 @@ class Channel(Protocol):
     """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
 
     async def ask(self, ask: Question, *, within_s: float = 10.0) -> Answer:
-        """The registry's answer. Raises RegistryError when there is none, or it is too old to be asked."""
+        """The registry's answer. Raises RegistryError when there is none."""
 
 
 class EasyTier(Protocol):

@@ -90,7 +90,7 @@ class Doubts(Part[Inputs, AskRegistry]):
     async def act(self, action: AskRegistry) -> None:
         try:
             word = await self._channel.ask(EchoUp(of=action.node_id))
-        except RegistryError:  # not reached, or too old to be asked: nothing is known
+        except RegistryError:  # not reached: nothing is known
             word = EchoWord(is_up=False)
         self.own = {**self.own, action.hostname: Asked(action.since_s, self._clock.monotonic_s())}
         if isinstance(word, EchoWord) and word.is_up:

@@ -32,7 +32,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RequestLimit
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.topics import Topics
 from edgelink.registry.words import word_of
@@ -101,7 +101,7 @@ class EasyTierDeaths:
         self._own = self._recorded()
         self._gone = ""  # the id of the one that ended last, which is on the board until another one says its own
         self._taken: deque[tuple[str, str]] = deque(maxlen=_MAX_REMEMBERED)
-        self._rate_limit = RateLimit(clock)
+        self._rate_limit = RequestLimit(clock)
         self._waiting: asyncio.Queue[tuple[DirectoryEntry, str]] = asyncio.Queue(_MAX_WAITING)
 
     def look(self) -> None:

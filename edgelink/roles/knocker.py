@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import os
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +11,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
+from edgelink.cookies import Cookies
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -77,7 +74,7 @@ class Knocker:
         self._verify_key_of = verify_key_of
         self._clock = clock
         self._dial = dial
-        self._secret = os.urandom(32)
+        self._cookies = Cookies(_COOKIE_S, clock)
         self._asked: dict[str, _Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,7 +85,8 @@ class Knocker:
             return
         kind, body = found
         if kind == knock.HELLO and len(data) >= knock.HELLO_BYTES:
-            send(knock.message(knock.COOKIE, body[: knock.NONCE_BYTES] + self._cookie(source, self._window())))
+            cookie = bytes.fromhex(self._cookies.of(_name(source)))
+            send(knock.message(knock.COOKIE, body[: knock.NONCE_BYTES] + cookie))
         elif kind == knock.REQUEST:
             try:
                 self._take(body, source, send)
@@ -103,9 +101,7 @@ class Knocker:
     def _take(self, body: bytes, source: Source, send: Send) -> None:
         envelope = Envelope.model_validate_json(body)
         request = Knock.model_validate_json(envelope.body)  # not believed before its cookie and signature are checked
-        window = self._window()
-        cookies = {self._cookie(source, window - age).hex() for age in (0, 1)}
-        if not any(hmac.compare_digest(request.cookie, cookie) for cookie in cookies):
+        if not self._cookies.counts(request.cookie, _name(source)):
             raise UntrustedError("the cookie is another address's, or old")
         verify_key = self._verify_key_of(envelope.signer)
         if verify_key is None:
@@ -172,9 +168,6 @@ class Knocker:
         )
         return knock.message(knock.ANSWER, self._key.sign(Kind.KNOCK_ANSWER, answer).model_dump_json().encode())
 
-    def _window(self) -> int:
-        return int(self._clock.monotonic_s() // _COOKIE_S)
 
-    def _cookie(self, source: Source, window: int) -> bytes:
-        made_of = f"{source[0]} {source[1]}".encode() + struct.pack("!q", window)
-        return hmac.new(self._secret, made_of, hashlib.sha256).digest()[: knock.COOKIE_BYTES]
+def _name(source: Source) -> str:
+    return f"{source[0]} {source[1]}"

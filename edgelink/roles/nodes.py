@@ -15,7 +15,6 @@ from edgelink.errors import DeadlineError, UsageError
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.gang import Gang
 from edgelink.roles.node import Node
-from edgelink.roles.per_run import too_old
 from edgelink.roles.progress import Rows, missing_in_words
 from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.runs import Runs
@@ -160,7 +159,7 @@ class Nodes:
             "labels": status.labels if status else {},
             "open_ports": list(status.open_ports) if status else [],
             "versions": _versions(status),
-            "wrong": wrong(node, status) + too_old(facts.cluster_spec, entry, status),
+            "wrong": wrong(node, status),
         }
 
 

@@ -31,7 +31,7 @@ from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, DirectoryEntry, PairSilence, Role
-from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.rate_limit import RequestLimit
 from edgelink.registry.topics import Topics
 from edgelink.registry.words import word_of
 from edgelink.training.trainer.robot.directory import LOCK, is_commanded, known_directories
@@ -213,7 +213,7 @@ class Pairs(Part[Inputs, Do]):
         self._restarted_file = restarted_file
         self._is_healing = is_healing
         self._robot_moves = robot_moves
-        self._rate_limit = RateLimit(clock)
+        self._rate_limit = RequestLimit(clock)
         self._disbelieved = Outage(clock)
 
     async def run(self) -> None:

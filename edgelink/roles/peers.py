@@ -5,7 +5,7 @@ connects happily and sees nobody. Only an answer counts: an echo's, or the kerne
 that node was acknowledged a moment ago. A node that is heard so is not asked, because bytes cost money on LTE.
 
 An echo's answer proves who gave it (ADR 0041). Where that is another node, its address is an impostor's until the right
-one answers. An answer without a proof, as an older version's or a refusal, counts as an answer, and proves nothing.
+one answers. An answer without a proof, such as a refusal, counts as an answer, and proves nothing.
 """
 
 from __future__ import annotations
@@ -568,8 +568,8 @@ def _proofs_in_words(own: Seen, targets: Targets) -> str:
     proven, told = own.proven, ""
     if lacking := [name for name in targets.needed if name in targets.provers and name not in proven]:
         told += f"; {few(lacking)} does not prove who it is: new connections with it wait, and so does a start of Ray"
-    if older := [name for name in targets.needed if name not in targets.provers and name not in proven]:
-        told += f"; {few(older)} does not prove who it is: its EdgeLink is older, or its echo is not up"
+    if unproven := [name for name in targets.needed if name not in targets.provers and name not in proven]:
+        told += f"; {few(unproven)} does not prove who it is: its echo is not up"
     if wrong := [name for name, known in own.known.items() if known.proof is Proof.WRONG]:
         told += f"; somebody else answers as {own.with_addresses(wrong)}, and is kept out"
     return told

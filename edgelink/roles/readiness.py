@@ -54,7 +54,7 @@ class NodeReadiness:
     cpus: float = 0.0  # that Ray has of it; 0 while it is not ready
     accelerators: int = 0
     ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
-    device: str | None = None  # of the overlay there; None: an older daemon does not tell
+    device: str | None = None  # of the overlay there; None: its daemon has not said so
     online: bool | None = None  # whether its daemon is in touch with the relay
     state: State = "coming"
     told_by: str | None = None  # who says that it is paused

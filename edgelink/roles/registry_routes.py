@@ -14,13 +14,11 @@ from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.registry.access import access_to_dict
-from edgelink.registry.access_watch import FOLLOWS_ACCESS
 from edgelink.registry.authority import Authority
 from edgelink.registry.fleet import read_fleet
 from edgelink.registry.inspection import VERSION, describe, export, lease_to_dict
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.lease_watch import FOLLOWS_LEASES
 from edgelink.registry.payloads import LEFT, Role
 from edgelink.registry.records import AccessRule
 from edgelink.registry.service import RegistryService
@@ -158,7 +156,7 @@ class RegistryRoutes:
         return {node_id for status in said if status.online for node_id in status.paused}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """A node that is there takes it up at once, unless a run uses it; an older EdgeLink when it joins again."""
+        """A node that is there takes it up at once, unless a run uses it."""
         caller.require()
         change = LeaseChange(
             hostname=body.get("hostname"),
@@ -183,9 +181,9 @@ class RegistryRoutes:
                 reason="OwnLease",
             )
         status = self._holder.registry.statuses.get(lease.node_id) if lease else None
-        if lease is None or status is None or FOLLOWS_LEASES not in status.features:
-            self._refuse_in_use(node, force=force)
-        elif status.online and not force and lease.preferred_rank is not None and (run := self._run_in_progress()):
+        if lease is None or lease.preferred_rank is None or status is None or not status.online or force:
+            return
+        if run := self._run_in_progress():
             raise NodeInUseError(
                 f"{lease.hostname} may have workers of the run in progress ({run})",
                 hint="wait for its end; with --force the node itself waits until nobody works on it",
@@ -258,8 +256,6 @@ class RegistryRoutes:
                 continue
             if status is None or not status.online:
                 behind[lease.node_id] = "offline"
-            elif FOLLOWS_ACCESS not in status.features:
-                behind[lease.node_id] = "its EdgeLink is too old"
         return access_to_dict(self._holder.store, behind, only, changed)
 
     async def release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:

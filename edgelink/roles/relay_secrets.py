@@ -21,7 +21,6 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Envelope, NetworkAnswer
 from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, is_holding
-from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
@@ -60,7 +59,6 @@ class NodeStep:
     is_done: bool
     is_online: bool
     is_relay: bool
-    is_left_behind: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -135,7 +133,7 @@ class RelaySecrets:
     # routes
 
     async def revoke(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"node", "hold_s", "timeout_s", "leave_behind", "all_tokens"}``.
+        """Serve ``{"node", "hold_s", "timeout_s", "all_tokens"}``.
 
         Raises:
             RegistryError: no such node. UsageError: it is this relay.
@@ -159,11 +157,11 @@ class RelaySecrets:
             "node_id": lease.node_id,
             "off_broker": is_off_broker,
         }
-        async for item in self._follow(started_s, revoked.record.to_epoch, request, _left_behind(body)):
+        async for item in self._follow(started_s, revoked.record.to_epoch, request):
             yield item
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"hold_s", "timeout_s", "leave_behind", "force"}``.
+        """Serve ``{"hold_s", "timeout_s", "force"}``.
 
         Raises:
             DeadlineError: given up, because a node that is online did not prepare; or not everybody is there yet.
@@ -176,7 +174,7 @@ class RelaySecrets:
         record = self._holder.authority.rotations.rotate(request)
         self._holder.registry.rotation.wakeup.set()
         self._report()
-        async for item in self._follow(started_s, record.to_epoch, request, _left_behind(body)):
+        async for item in self._follow(started_s, record.to_epoch, request):
             yield item
 
     async def _wait_for_word(self) -> None:
@@ -197,45 +195,25 @@ class RelaySecrets:
     def _request(
         self, body: dict[str, Any], prepare_s: float, *, force: bool, without: str | None = None
     ) -> RotationRequest:
-        able, too_old = following(self._holder.registry.statuses)
+        registry = self._holder.registry
         names = {lease.node_id: lease.hostname for lease in self._holder.store.leases()}
-        accepted = _left_behind(body)
-
-        def is_without(node_id: str) -> bool:
-            return without in (node_id, names[node_id])
-
-        unable = sorted(
-            names[node_id]
-            for node_id in too_old & names.keys()
-            if not ({node_id, names[node_id]} & accepted or is_without(node_id))
-        )
-        if unable:
-            raise DeadlineError(
-                f"an EdgeLink that cannot follow a change of the secret runs on {', '.join(unable)}",
-                hint="upgrade it; or `--leave-behind` it: it is cut off until it is upgraded or joins with a new token",
-                reason="TooOldToFollow",
-            )
+        online = {node_id for node_id, status in registry.statuses.items() if status.online}
         # Who was not heard of yet may be online: it is waited for as well, as long as anybody is.
-        unheard = {
-            node_id for node_id in self._holder.registry.unheard() if not {node_id, names.get(node_id)} & accepted
-        }
-        asked = (able | unheard) & names.keys() - {self._holder.key.node_id}
+        asked = (online | registry.unheard()) & names.keys() - {self._holder.key.node_id}
         return RotationRequest(
-            expected=frozenset(node_id for node_id in asked if not is_without(node_id)),
+            expected=frozenset(node_id for node_id in asked if without not in (node_id, names[node_id])),
             prepare_s=float(prepare_s if body.get("timeout_s") is None else body["timeout_s"]),
             hold_s=float(HOLD_S if body.get("hold_s") is None else body["hold_s"]),
             force=force,
         )
 
-    async def _follow(
-        self, started_s: float, target: int, request: RotationRequest, left: frozenset[str]
-    ) -> AsyncIterator[dict[str, Any]]:
+    async def _follow(self, started_s: float, target: int, request: RotationRequest) -> AsyncIterator[dict[str, Any]]:
         holder, rotations = self._holder, self._holder.authority.rotations
         committed_s, last = None, None
         until_s = holder.clock.monotonic_s() + request.prepare_s + request.hold_s + COMMITTED_S
         while True:
             record, epoch, now_s = rotations.record, rotations.secret_epoch, holder.clock.monotonic_s()
-            rows = self._rows(record, max(target, record.to_epoch if record else 0), left)
+            rows = self._rows(record, max(target, record.to_epoch if record else 0))
             if rows != last:
                 last = rows
                 after_s = round(now_s - started_s, 1)
@@ -249,8 +227,7 @@ class RelaySecrets:
                 )
             if epoch >= target and committed_s is None:
                 committed_s = now_s
-            awaited = [row for row in rows if row.is_online and not row.is_left_behind]
-            if committed_s is not None and all(row.is_done for row in awaited):
+            if committed_s is not None and all(row.is_done for row in rows if row.is_online):
                 break
             if committed_s is not None and now_s > committed_s + _CHANGED_S:
                 break
@@ -270,7 +247,7 @@ class RelaySecrets:
             "behind": [row.to_dict() for row in behind],
         }
 
-    def _rows(self, record: RotationRecord | None, target: int, left: frozenset[str]) -> list[NodeStep]:
+    def _rows(self, record: RotationRecord | None, target: int) -> list[NodeStep]:
         holder = self._holder
         progress, statuses = holder.authority.rotations.progress(), holder.registry.statuses
         rows = []
@@ -278,20 +255,13 @@ class RelaySecrets:
             node = progress.get(lease.node_id, Progress(lease.node_id, is_expected=False))
             status = statuses.get(lease.node_id)
             is_online = lease.node_id == holder.key.node_id or (status is not None and status.online)
-            is_done, is_left = node.running_epoch >= target, bool(left & {lease.node_id, lease.hostname})
+            is_done = node.running_epoch >= target
             state = _in_words(record, node, target, is_online=is_online, now_held=self._is_holding(record, node))
-            if is_left and not is_done:
-                state = "left behind until it is upgraded, or joins with a new token"
-            rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay, is_left))
+            rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay))
         return sorted(rows, key=lambda row: (not row.is_relay, row.hostname))
 
     def _is_holding(self, record: RotationRecord | None, node: Progress) -> bool:
         return record is not None and is_holding(record, node, self._holder.clock.now())
-
-
-def _left_behind(body: dict[str, Any]) -> frozenset[str]:
-    """Whose loss the operator accepts, by hostname or node id."""
-    return frozenset(body.get("leave_behind") or ())
 
 
 def _in_words(record: RotationRecord | None, node: Progress, target: int, *, is_online: bool, now_held: bool) -> str:

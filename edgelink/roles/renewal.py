@@ -65,9 +65,6 @@ class Forget(Action):
 class Channel(Protocol):
     """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
 
-    def require_understood(self) -> None:
-        """Raises RegistryError when the relay of this session cannot be asked anything."""
-
     async def ask(self, ask: Question, *, in_one_session: bool = False) -> Answer:
         """The registry's answer. Raises RegistryError when there is none."""
 
@@ -129,7 +126,6 @@ class Renewal(Part[Inputs, AskRegistry | Forget]):
             RegistryUnavailableError: not within ``within_s``; it is gone on with.
             RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
         """
-        self._channel.require_understood()
         self._begin()
         self._refusal, news = None, asyncio.Event()
         self._asking.add(news)

@@ -22,6 +22,7 @@ from edgelink.api.server import Caller
 from edgelink.clock import Clock
 from edgelink.errors import DeadlineError, UntrustedError
 from edgelink.log import get_logger
+from edgelink.rate import RateLimit
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest
 from edgelink.registry.topics import Topics
@@ -75,11 +76,11 @@ class ReportExchange:
         self._collect = collect
         self._send = send
         self._clock = clock
-        self._answered_s: float | None = None
+        self._answering = RateLimit(1 / PAUSE_S, 1)
         self._requests: asyncio.Queue[tuple[ReportRequest, str]] = asyncio.Queue()
         self._answered: deque[str] = deque(maxlen=_MAX_REMEMBERED)
         self._gatherings: dict[str, _Gathering] = {}  # by the request whose answers are awaited here
-        self._asked_s: dict[str, float] = {}  # when each node was asked last
+        self._asking = RateLimit(1 / PAUSE_S, 1)
 
     def take_request(self, payload: bytes) -> None:
         """Answer, if it is the head that asks. Raises UntrustedError, ValidationError."""
@@ -93,10 +94,8 @@ class ReportExchange:
         self._refuse_old(request)
         if request.request_id in self._answered:
             return
-        now_s = self._clock.monotonic_s()
-        if self._answered_s is not None and now_s - self._answered_s < PAUSE_S:
+        if not self._answering.passes("head", self._clock.monotonic_s()):
             return
-        self._answered_s = now_s
         self._answered.append(request.request_id)
         self._requests.put_nowait((request, head.verify_key))
 
@@ -186,15 +185,15 @@ class ReportExchange:
 
     def _refuse_soon(self, node_ids: Sequence[str]) -> None:
         now_s = self._clock.monotonic_s()
-        left_s = min((self._asked_s.get(node_id, -PAUSE_S) + PAUSE_S - now_s for node_id in node_ids), default=0.0)
+        left_s = min((self._asking.wait_s(node_id, now_s) for node_id in node_ids), default=0.0)
         if left_s > 0:
             raise DeadlineError(
                 f"they were asked for reports {PAUSE_S - left_s:.0f} s ago, and a node answers once in {PAUSE_S:.0f} s",
                 hint=f"ask again in {left_s:.0f} s",
                 reason="AskedJustNow",
             )
-        self._asked_s = {node_id: asked_s for node_id, asked_s in self._asked_s.items() if asked_s > now_s - PAUSE_S}
-        self._asked_s = dict.fromkeys(node_ids, now_s) | self._asked_s  # who does not answer now was asked before
+        for node_id in node_ids:
+            self._asking.passes(node_id, now_s)  # who does not answer now was asked before
 
     def _open(self, sealed: str) -> dict[str, str]:
         return unpack(self._key.unseal(sealed))

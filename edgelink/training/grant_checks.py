@@ -48,7 +48,7 @@ def check_grant(
 
 
 def say_what_is_left(granted: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Name the detached actors of former jobs, which live until somebody ends them. An older daemon does not tell."""
+    """Name the detached actors of former jobs, which live until somebody ends them."""
     if left := granted.get("left_actors"):
         say(
             f"detached actors of former jobs are still alive: {few(left)}; their names are taken and they hold "

@@ -32,7 +32,7 @@ from edgelink.registry.enrol import exchange
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import PLAIN_USERNAME, ConditionReport, EnrolRequest, NodeStatus, Role
+from edgelink.registry.payloads import ConditionReport, EnrolRequest, NodeStatus, Role
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
@@ -140,7 +140,6 @@ class FleetNode:
             hostname=self.name,
             edgelink_version="0.1.0",
             asked_at=CLOCK.now(),
-            features=(PLAIN_USERNAME,),
         )
         envelope = self.key.sign(Kind.ENROL_REQUEST, request)
         started_s = time.monotonic()

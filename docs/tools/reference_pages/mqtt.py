@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AwareDatetime, BaseModel
 
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Base64, Envelope, NodeId
-from edgelink.registry.rate_limit import RateLimit, StatusGate
+from edgelink.registry.rate_limit import RequestLimit, StatusGate
 from edgelink.registry.topic_table import QOS, TOPICS, Topic
 
 _HEAD = f"""# Topics and payloads
@@ -56,7 +56,7 @@ the registry reads {status}; of more, it reads the newest in its turn.
 
 Each has `version`, which is 1. Units stand in the names: `…_s` is in seconds, `…_ip` an overlay address. Times are UTC,
 ISO 8601. A key that is not known is ignored: a newer peer may add some. What is signed travels as the text, `body`, of
-an [Envelope](#envelope). What is *optional* may be left out: an older version does not know it.
+an [Envelope](#envelope). What is *optional* may be left out.
 """
 
 _WORDS: Mapping[Any, str] = {
@@ -80,7 +80,6 @@ _MEANINGS = {
     "is_relay": "a relay's machine may also be the head",
     "verify_key": "the node's public key (Ed25519), which its signatures are checked with; `node_id` is its hash",
     "labels": "of the node, by name",
-    "features": "what it can follow, by name: that, and not its version, decides what it is given",
     "overlay_ip": "the node's",
     "preferred_rank": "null: takes no part in Ray (relay)",
     "node_rank": "in Ray's cluster: RLINF_NODE_RANK",
@@ -103,7 +102,7 @@ _MEANINGS = {
 def render() -> str:
     """The page."""
     lines = [_HEAD + "\n".join(map(_topic_row, TOPICS))]
-    limits = {"node": RateLimit.PER_NODE, "token": RateLimit.PER_TOKEN, "all": RateLimit.ALL}
+    limits = {"node": RequestLimit.PER_NODE, "token": RequestLimit.PER_TOKEN, "all": RequestLimit.ALL}
     limits["status"] = StatusGate.PER_NODE
     lines += [_AFTER.format(**{name: f"{rate:g} a second ({burst} at once)" for name, (rate, burst) in limits.items()})]
     for model in models():
