@@ -224,10 +224,10 @@ async def test_note_of_a_dead_cluster_is_removed(tmp_path: Path, node: RayNode, 
 
 async def test_note_in_the_directory_of_the_next_ray_is_removed(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
     """Also where the last one kept its sessions elsewhere: `ray start` looks into the one that it is given."""
-    node.note_temp_dir(tmp_path / "former")
-    notes = [tmp_path / name / "ray_current_cluster" for name in ("former", "next")]
+    node.note_temp_dir(tmp_path / "former/sessions")
+    notes = [tmp_path / name / "sessions/ray_current_cluster" for name in ("former", "next")]
     for note in notes:
-        note.parent.mkdir()
+        note.parent.mkdir(parents=True)
         note.write_text("10.10.0.2:6379")
-    await node.start(replace(launch(fake), temp_dir=tmp_path / "next"), begun)
+    await node.start(replace(launch(fake), temp_dir=tmp_path / "next/sessions"), begun)
     assert not any(note.exists() for note in notes)
