@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import types
 from itertools import starmap
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
 from edgelink.api.json_version import VERSION
 from edgelink.api.schema import DOCUMENTS, Document
+from reference_pages.types_in_words import in_words
 
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 _HEAD = f"""# What `--json` prints
 
 One JSON document, indented, or, of `ping`, `wait`, `logs` and everything with `--watch`, one a line. The version of
@@ -57,19 +56,4 @@ def all_types() -> list[type[Document]]:
 def _row(name: str, field: FieldInfo) -> str:
     key = f"`{field.alias or name}`" + ("" if field.is_required() else " (not always)")
     meaning = next((each for each in field.metadata if isinstance(each, str)), "")
-    return f"| {key} | {_in_words(field.annotation)} | {meaning} |"
-
-
-def _in_words(kind: Any) -> str:
-    if kind in _WORDS:
-        return _WORDS[kind]
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_in_words(part) for part in parts)
-    if origin is Literal:
-        return ", ".join(f'`"{part}"`' for part in parts)
-    if origin is list:
-        return f"list of {_in_words(parts[0])}"
-    if origin is dict:
-        return f"object: {_in_words(parts[1])} by name"
-    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+    return f"| {key} | {in_words(field.annotation)} | {meaning} |"

@@ -6,18 +6,15 @@ Topics and rights come from the table of topics, what is said there from the mod
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Iterator, Mapping
-from datetime import datetime
-from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
 
-from pydantic import AwareDatetime, BaseModel
+from pydantic import BaseModel
 
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Base64, Envelope, NodeId
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Envelope
 from edgelink.registry.rate_limit import RequestLimit, StatusGate
 from edgelink.registry.topic_table import QOS, TOPICS, Topic
+from reference_pages.types_in_words import in_words, link_to
 
 _HEAD = f"""# Topics and payloads
 
@@ -59,18 +56,6 @@ ISO 8601. A key that is not known is ignored: a newer peer may add some. What is
 an [Envelope](#envelope). What is *optional* may be left out.
 """
 
-_WORDS: Mapping[Any, str] = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "true or false",
-    type(None): "null",
-    datetime: "time",
-    AwareDatetime: "time",
-    IPv4Address: "IPv4 address",
-    IPv4Network: "IPv4 network",
-}
-_NAMED = ((NodeId, "node id"), (Base64, "Base64"))
 # Of keys that mean the same wherever they stand; what a field says of itself comes first.
 _MEANINGS = {
     "network_id": "the network that this is for; in another one it does not count",
@@ -134,7 +119,7 @@ def models() -> list[type[BaseModel]]:
 def _topic_row(topic: Topic) -> str:
     writers = "; ".join([*topic.writers, *([f"registry ({topic.of_registry})"] if topic.of_registry else [])])
     kept = "yes" if topic.is_retained else "no"
-    payload = f"{_link(topic.payload)}: {topic.meaning}"
+    payload = f"{link_to(topic.payload)}: {topic.meaning}"
     return f"| `{topic.path}` | {writers} | {', '.join(topic.readers)} | {kept} | {payload} | {topic.sent} |"
 
 
@@ -150,25 +135,4 @@ def _rows(model: type[BaseModel]) -> Iterator[str]:
         if name != "version":
             key = f"`{name}`" + ("" if field.is_required() else " (optional)")
             meaning = "which of them this is" if name == "kind" and hints[name] is not str else field.description
-            yield f"| {key} | {_in_words(hints[name])} | {meaning or _MEANINGS.get(name, '')} |"
-
-
-def _in_words(kind: Any) -> str:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return next((words for named, words in _NAMED if kind == named), None) or _in_words(parts[0])
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_in_words, parts)))
-    if origin is Literal:
-        return " or ".join(f'`"{part}"`' for part in parts)
-    if origin is tuple:
-        return f"list of {_in_words(parts[0])}"
-    if origin is dict:
-        return f"object: {_in_words(parts[1])} by {_in_words(parts[0])}"
-    if issubclass(kind, StrEnum):
-        return " or ".join(f'`"{member}"`' for member in kind)
-    return _WORDS.get(kind) or _link(kind)
-
-
-def _link(model: type[BaseModel]) -> str:
-    return f"[{model.__name__}](#{model.__name__.lower()})"
+            yield f"| {key} | {in_words(hints[name])} | {meaning or _MEANINGS.get(name, '')} |"
