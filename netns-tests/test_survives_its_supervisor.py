@@ -68,7 +68,9 @@ def newer_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = directory / "edgelink"
     shutil.copytree(Path(edgelink.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     change(package / "__init__.py", r'__version__ = "[^"]*"', '__version__ = "99.0.0"')
-    change(package / "process/identity.py", r"\{\*\*asdict\(self\),", '{**asdict(self), "cgroup": "/of 99.0.0",')
+    change(
+        package / "process/identity.py", r"values = asdict\(self\)", 'values = {**asdict(self), "cgroup": "/of 99.0.0"}'
+    )
     change(
         package / "ray_cluster/record.py",
         r"return json\.dumps\(values\)",
