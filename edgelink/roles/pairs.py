@@ -25,7 +25,7 @@ from edgelink.facts.board import Board, Fact, Wish
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
+from edgelink.overlay.pair_heal import MORE_S, PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
 from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
@@ -84,6 +84,7 @@ class Seen:
         listed: whom EasyTier lists. None: it does not say, or no relay answers.
         listed_s: when it was asked. None: it is to be asked anew.
         robot_moves: a training commands a robot of this machine.
+        closed_s: when our connection to a relay was closed for a pair, on the monotonic clock.
         restarted_s: when EasyTier was restarted for a pair, by whichever daemon. None: it was not.
         last_healed: which pair was healed last, in words.
         changes: how often words have come.
@@ -95,6 +96,7 @@ class Seen:
     listed: frozenset[IPv4Address] | None = None
     listed_s: float | None = None
     robot_moves: bool = False
+    closed_s: float = float("-inf")
     restarted_s: float | None = None
     last_healed: str = ""
     changes: int = 0
@@ -287,6 +289,8 @@ class Pairs(Part[Inputs, Do]):
                 self._note("pair_lost", node=name)
                 log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
                 self._ask_now([name])
+            case Close(name, _) if at_s - self.own.closed_s < MORE_S:  # it was closed for another pair, and serves all
+                self._change(name, closed=True)
             case Close(name, relays):
                 self._change(name, closed=True)
                 ends = [(ip, end.port) for end in relays for ip in await ipv4_addresses(end.host)]
@@ -294,6 +298,7 @@ class Pairs(Part[Inputs, Do]):
                 self._change(name, found_none=not closed)
                 self.own = replace(self.own, listed_s=None)
                 if closed:
+                    self.own = replace(self.own, closed_s=at_s)
                     log.warning("overlay.pair_healing", node=name, by="close", closed=closed)
             case Restart(name):
                 self._change(name, restarted=True)
