@@ -213,6 +213,7 @@ def test_a_killed_easytier_does_not_hold_up_its_direct_paths(punched: Lab, tmp_p
     assert wait_for_path(lab, "direct", FOUND_S) < FOUND_S
 
 
+@pytest.mark.long
 def test_neighbours_on_a_routed_network_talk_directly_unless_p2p_is_off(make_lab: MakeLab, tmp_path: Path) -> None:
     """One of them listens, the other dials; switched off on one of them, all goes through the relay."""
     lab = make_lab()

@@ -39,7 +39,7 @@ SMALL_RAY = {
     "EDGELINK_RAY__OBJECT_STORE_MEMORY": "125829120",
 }
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier"), pytest.mark.story]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier"), pytest.mark.story, pytest.mark.long]
 if reason := docker_engine.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 
@@ -449,7 +449,6 @@ def test_a_head_in_a_container_trains_on_an_edge(engine: Engine, edge: Role, lab
     head.down()
 
 
-@pytest.mark.long
 def test_the_demo_trains_a_policy(engine: Engine) -> None:
     """Relay, cloud and two edges, each in a network of its own with the relay: `up` ends with the training's status."""
     engine.docker("tag", "edgelink-edge", "edgelink-demo")

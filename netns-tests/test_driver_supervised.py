@@ -360,6 +360,7 @@ sys.exit(5 if number < 3 else 0)
 """
 
 
+@pytest.mark.long
 def test_a_driver_that_comes_further_each_time_has_no_defect(road: Road) -> None:
     """It dies within seconds, with nothing wrong in the cluster, but went on from where it had been."""
     run = ["edgelink", "run", "--retries", "3", "--", sys.executable, "-c", COMES_FURTHER]

@@ -232,7 +232,9 @@ def test_an_edge_that_reboots_comes_back(road: Road, table: NodeTable) -> None:
     assert {node for node in before if before[node] != after[node]} == {ADDRESSES[EDGE]}
 
 
-@pytest.mark.parametrize("has_broker", [True, False], ids=["broker", "broker frozen"])
+@pytest.mark.parametrize(
+    "has_broker", [True, pytest.param(False, marks=pytest.mark.long)], ids=["broker", "broker frozen"]
+)
 def test_a_new_gcs_is_joined_by_all(road: Road, table: NodeTable, has_broker: bool) -> None:
     """SIGKILL of the GCS; with the broker frozen nobody can tell of the new one, and all find it.
 

@@ -476,6 +476,7 @@ def patience_of_raylet(road: Road, node: str) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_a_change_waits_for_the_run_and_then_reaches_every_node(road: Road, driver: OutageDriver) -> None:
     """The last test of this lab. A head with another value keeps its Ray for the run that uses it, then starts it anew;
     an edge follows; one that was told another value by somebody is refused, by name."""

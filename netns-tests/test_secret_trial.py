@@ -50,6 +50,7 @@ def held(lab: Lab, node: str) -> Iterator[None]:
         os.kill(daemon.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_node_behind_another_relay_finds_the_network_on_its_new_secret(lab: Lab) -> None:
     """Prepared over the overlay, cut off by the change itself: it tries what it was told to prepare, and is back."""
     hide(lab, EDGE, lab.topology.address("relay"))

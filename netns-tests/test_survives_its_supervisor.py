@@ -357,6 +357,7 @@ def release(lab: Lab, node: str) -> bool:
     return lab.exec(RELAY, ["edgelink", "registry", "release", node, "--now"], capture=True).returncode == 0
 
 
+@pytest.mark.long
 def test_the_stop_of_a_container_ends_its_node_in_order(road: Road, tmp_path: Path) -> None:
     """The daemon is the first process there: SIGTERM, and within Docker's ten seconds Ray has left the cluster."""
     lab = road.lab
