@@ -76,10 +76,10 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
     """For people, no line wider than ``width``; pure."""
     told = table([_HEADER, *(_row(node) for node in found["nodes"])], width, _YIELDING)
     told += _versions(found["nodes"], width)
-    if text := _EDGES.get(found["edges_open_to"]):
+    if text := _EDGES.get(found.get("edges_open_to", "all")):
         told += wrapped("", f"access per-run: {text}", width)
     for node in found["nodes"]:
-        if ports := node["open_ports"]:
+        if ports := node.get("open_ports"):  # the daemon from before an upgrade may run until its next restart
             told += wrapped("", f"{node_name(node)} is open to other nodes: {', '.join(ports)}", width)
     for node in found["nodes"]:
         is_there = node["ready"] or _is_paused(node)
@@ -115,11 +115,11 @@ def facts(found: dict[str, Any]) -> dict[str, Fact]:
 
 
 def _is_paused(node: dict[str, Any]) -> bool:
-    return bool(node["state"] == "paused")
+    return node.get("state") == "paused"
 
 
 def _is_in_ray(node: dict[str, Any]) -> bool:
-    return bool(node["ready"] and node["has_ray"])
+    return bool(node["ready"] and node.get("has_ray", True))
 
 
 def _is_off(node: dict[str, Any]) -> bool:

@@ -267,7 +267,7 @@ def _run_lines(run: dict[str, Any], width: int) -> list[str]:
         status += f"  step {attempt['step']}" if attempt["step"] else ""
         followed = f": {attempt['what_followed']}" if attempt["what_followed"] else ""
         found += wrapped(f"    attempt {attempt['number']}  ", f"{times}{status}{followed}", width, indent=6)
-        for sentence in attempt["waits_for"]:
+        for sentence in attempt.get("waits_for", ()):
             found += wrapped("      ", sentence, width, indent=8)
     return found
 
