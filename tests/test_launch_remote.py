@@ -279,8 +279,8 @@ async def test_input_reaches_the_program_and_ends(run: Run) -> None:
 
 @pytest.mark.processes
 async def test_a_signal_reaches_what_the_program_has_started(run: Run) -> None:
-    child = "(trap 'echo child; exit' INT; echo up; cat)"
-    running = await run.start("sh", "-c", f"trap 'echo caught' INT; {child}; exit 3", has_input=True)
+    child = "(trap 'echo child; exit' INT; echo up; while :; do sleep 0.1; done)"
+    running = await run.start("sh", "-c", f"trap 'echo caught' INT; {child}; exit 3")
     found = b""
     async for _, data in running.output():
         found += data
