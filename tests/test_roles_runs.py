@@ -29,6 +29,7 @@ from edgelink.roles.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry
+from edgelink.training.run_record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -505,7 +506,7 @@ async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tm
     """It gets what gives gRPC its patience; the record that it keeps is shown, and outlives it."""
     head = Head(tmp_path, config=Config.model_validate({"ray": {"enabled": has_ray, "user": "root"}}))
     head.enrol(head.own, EDGE_1)
-    account = RunAccount("pair.yaml", 3, head.clock)
+    account = RunAccount(RunRecord(run_id="a" * 16, command="--apps pair.yaml", retries=3), head.clock)
     account.begin()
     told = {"record": account.record.model_dump(mode="json")}
     async with aclosing(head.requests.stream_apps(ROOT, told)) as events:  # type: ignore[type-var]

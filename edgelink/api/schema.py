@@ -1,4 +1,4 @@
-"""What ``--json`` prints, as models with a meaning for each key; tests and the documentation go by them."""
+"""Models of what ``--json`` prints. Tests and the documentation go by them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _NOT_ALWAYS: Any = None
 
 
 class Document(BaseModel):
-    """What is written here, and nothing else. A string in ``Annotated`` is the meaning of the key."""
+    """Base of the documents: a key that is not declared is an error.
+
+    A string in ``Annotated`` says what the key means.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -31,7 +31,7 @@ class ReadCluster:
 
     @property
     def versions(self) -> Mapping[str, str | None]:
-        """What ``rlinf_rules`` takes."""
+        """Return the arguments of ``rlinf_rules``."""
         return {} if self.installed is None else self.installed.versions
 
     @property

@@ -38,6 +38,7 @@ from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, ExitCode, PlacementError, UsageError
 from edgelink.files import write_atomic
+from edgelink.launch.run_account import RunAccount
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.process.import_hook import HOOK
 from edgelink.ray_cluster.ride_through import check_collectives
@@ -48,8 +49,8 @@ from edgelink.training.framework import Framework, framework_of, with_cluster_fi
 from edgelink.training.grant_checks import check_grant, say_what_is_left
 from edgelink.training.launch_check import check_launch
 from edgelink.training.resources import Demand
-from edgelink.training.run_record import Attempt, RunRecord, program_of
-from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
+from edgelink.training.run_record import RunRecord, program_of
+from edgelink.training.supervision import Ended, Supervision, decide, relaunch_backoff
 
 _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
 _NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
@@ -126,16 +127,16 @@ class _Run:
         self._wishes = wishes
         self._preflight = preflight
         self._clock = SystemClock()
-        self._lock = threading.Lock()  # around the record
         self._looking = threading.Lock()
         self._attempts: list[Ended] = []
         self._request: RunRequest | None = None
-        self._record = RunRecord(
+        record = RunRecord(
             run_id=secrets.token_hex(8),
             command=program_of(argv),
             retries=supervision.retries,
             on_node_loss=supervision.on_node_loss.value,
         )
+        self._account = RunAccount(record, self._clock)
 
     def execute(self) -> int:
         backoff = relaunch_backoff()
@@ -145,7 +146,8 @@ class _Run:
                 with ray_watched(granted, say) as ray:
                     self._attempts.append(self._attempt(granted, ray))
                 decision = decide(self._supervision, self._attempts, backoff)
-                self._note_end(decision)
+                ended = self._attempts[-1]
+                self._tell_if(self._account.end(ended.exit_status, decision.why, lost=ended.lost))
                 if decision.why:
                     say(decision.why)
                 if not decision.relaunch:
@@ -174,7 +176,7 @@ class _Run:
             waiting.show(event)
 
         while True:
-            request = RunRequest(self._paths.node_socket, body, lambda: self._record, self._clock, say)
+            request = RunRequest(self._paths.node_socket, body, lambda: self._account.record, self._clock, say)
             try:
                 with WaitingList(sys.stderr, as_json=self._gang.as_json) as waiting:
                     granted = request.wait_until_granted(show)
@@ -210,7 +212,7 @@ class _Run:
         step = self._directory / f"step-{number}"
         metrics = self._directory / f"metrics-{number}.jsonl"
         environment |= {
-            "EDGELINK_RUN_ID": self._record.run_id,
+            "EDGELINK_RUN_ID": self._account.record.run_id,
             "EDGELINK_ATTEMPT": str(number),
             "EDGELINK_STEP_FILE": str(step),
             "EDGELINK_METRICS_FILE": str(metrics),
@@ -246,8 +248,7 @@ class _Run:
             look_at_nodes(granted, self._section, self._framework, environment, say)
         if self._links.exists():  # an attempt that follows goes on with what was measured before the first
             environment["EDGELINK_LINKS"] = str(self._links)
-        attempt = Attempt(number=number, started_at=self._clock.now())
-        self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
+        self._account.begin()
         self._request.tell_record()
         control = DriverControl()
         started_s = self._clock.monotonic_s()
@@ -263,7 +264,7 @@ class _Run:
             )
         look()
         if started.refusal is not None:
-            self._note(ended_at=self._clock.now(), exit_status=status, what_followed=started.refusal.message[:1000])
+            self._tell_if(self._account.end(status, started.refusal.message))
             raise started.refusal
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
         if self._supervision.is_any and status != 0 and not control.ended_by_user:
@@ -277,7 +278,7 @@ class _Run:
             by_user=control.ended_by_user,
             lost=watch.lost,
             troubled=watch.troubled(ended_s),
-            step=_as_number(self._record.attempts[-1].step),
+            step=_as_number(self._account.record.attempts[-1].step),
         )
 
     def _wait_for_facts(self) -> None:
@@ -288,32 +289,18 @@ class _Run:
                 self._clock.block(_LOOK_S)
 
     def _look(self, step: Path, tail: MetricsTail, ray: RayWatch) -> None:
-        """How far the driver is, and what its steps were like, where it says so; and what waits in Ray for room."""
-        self._note(waits_for=ray.waits_for)
+        """Note how far the driver is, what its steps were like, and what waits in Ray for room."""
+        self._tell_if(self._account.note(waits_for=ray.waits_for))
         with suppress(OSError):
-            self._note(step=step.read_text(errors="replace").strip()[:64])
+            self._tell_if(self._account.note(step=step.read_text(errors="replace").strip()[:64]))
         with suppress(OSError), self._looking:
             if (points := tail.new_points()) and self._request is not None:
-                self._request.tell_metrics(self._record.run_id, points)
+                self._request.tell_metrics(self._account.record.run_id, points)
 
-    def _note(self, **changes: Any) -> None:
-        """Change the account of the present attempt, and tell the daemon if it was a change."""
-        with self._lock:
-            before = self._record
-            attempt = before.attempts[-1].model_copy(update=changes)
-            self._record = before.model_copy(update={"attempts": (*before.attempts[:-1], attempt)})
-        if self._record != before and self._request is not None:
+    def _tell_if(self, has_changed: bool) -> None:  # noqa: FBT001 - what the account answers
+        """Tell the daemon of the account, if it has changed."""
+        if has_changed and self._request is not None:
             self._request.tell_record()
-
-    def _note_end(self, decision: Decision) -> None:
-        ended = self._attempts[-1]
-        self._note(
-            ended_at=self._clock.now(),
-            exit_status=ended.exit_status,
-            lost_nodes=ended.lost,
-            what_followed=decision.why,
-            waits_for=(),
-        )
 
 
 def _check_code(environment: Mapping[str, str]) -> None:

@@ -159,7 +159,7 @@ def _why(error: Exception) -> str:
 
 
 def _rlinf_rules(rlinf: InstalledRlinf | None) -> tuple[str, ...]:
-    """Return the rules of traffic of the installed RLinf; without one, of all versions, the dearest first."""
+    """Return the rules of traffic of the installed RLinf. Without one: those of all versions, the dearest first."""
     if rlinf is None:
         return RLINF_BY_ENV, RLINF_BY_ROLLOUT
     return (RLINF_BY_ROLLOUT if any(rlinf.at.rglob(_COLLECTOR)) else RLINF_BY_ENV,)

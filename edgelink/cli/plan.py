@@ -172,7 +172,7 @@ def _live_nodes() -> tuple[list[Node], Driver | None, list[Notice]]:
     if not nodes:
         raise PlacementError("Ray lists no node yet", hint="`edgelink status` says what the head waits for")
     home = next((index for index, node in enumerate(nodes) if node.rank == 0), 0)
-    notices = [Notice("node_paused", f"{one['hostname']} is paused: {one['why']}") for one in answer["paused"]]
+    notices = [Notice("node_paused", f"{one['hostname']} is paused: {one['why']}") for one in answer.get("paused", ())]
     return nodes, Driver(home), notices
 
 

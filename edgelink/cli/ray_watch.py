@@ -61,7 +61,7 @@ class RayWatch:
         return () if answer is None else tuple(self._said.get(each["id"], "") for each in answer["waiting"])
 
     def nodes(self) -> list[NodeResources]:
-        """Return what each node has, by the names that people know; waits for Ray's first answer.
+        """Return what each node has, by the names that people know. Waits for Ray's first answer.
 
         Raises:
             LookupError: Ray does not answer, with why.
@@ -80,7 +80,7 @@ class RayWatch:
 
 
 def waits_for(thing: Mapping[str, Any], nodes: Iterable[NodeResources]) -> str:
-    """Return the sentence on one thing that waits: its name, its wishes, and what the nodes have; pure."""
+    """Return the sentence on one thing that waits for room. Pure."""
     bundles = sorted(_in_words(bundle) for bundle in thing["bundles"])
     wanted = ", ".join(f"{len(list(same))} times {words}" for words, same in groupby(bundles))
     wanted = wanted.removeprefix("1 times ") if len(bundles) == 1 else wanted

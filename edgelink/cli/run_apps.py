@@ -31,6 +31,7 @@ from edgelink.launch.run_account import RunAccount
 from edgelink.process import import_hook
 from edgelink.runs.apps import MAY_PASS, REFUSES_S, AppsRun
 from edgelink.timeouts import timeout
+from edgelink.training.run_record import RunRecord
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _KNOCK_S = 2.0
@@ -60,7 +61,8 @@ def run_apps(file_path: Path, timeout_s: float) -> int:
         if row["hostname"] and row["overlay_ip"]
     }
     check_nodes(file_path, file, nodes)
-    account = RunAccount(file_path.name, file.retries, SystemClock())
+    record = RunRecord(run_id=secrets.token_hex(8), command=f"--apps {file_path.name}", retries=file.retries)
+    account = RunAccount(record, SystemClock())
     request = RunRequest(paths.node_socket, {}, lambda: account.record, SystemClock(), say, path="/run/apps")
     try:
         granted = request.wait_until_granted(lambda _: None)

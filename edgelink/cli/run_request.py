@@ -179,7 +179,7 @@ class RunRequest:
     def _tell_pauses(self, nodes: list[dict[str, Any]]) -> None:
         """Say who does not answer any more, and who does again."""
         now_s, before = self._clock.monotonic_s(), self._paused_since_s
-        paused = {node_name(node): node for node in nodes if node["state"] == "paused"}
+        paused = {node_name(node): node for node in nodes if node.get("state") == "paused"}
         self._paused_since_s = {name: before.get(name, now_s - node["paused_s"]) for name, node in paused.items()}
         for name in paused.keys() - before.keys():
             node = paused[name]

@@ -120,7 +120,7 @@ class GcsStore:
         """
         try:
             self.directory.lstat()
-        except (FileNotFoundError, PermissionError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         _log.info("ray.gcs_store_removed", directory=str(self.directory), why=why)
         try:

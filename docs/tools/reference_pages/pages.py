@@ -1,4 +1,4 @@
-"""What makes each page."""
+"""The table of generated pages: each with the function that makes it."""
 
 from __future__ import annotations
 
