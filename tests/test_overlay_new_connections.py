@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from ipaddress import IPv4Address
 
 import pytest
 
 from edgelink.conditions import ConditionSet
 from edgelink.overlay.new_connections import Held, HoldBack, Inputs, NewConnections
-from edgelink.overlay.nft import Table
+from edgelink.overlay.nft import Applied, Table
 from edgelink.overlay.rpc_guard import DOUBTED, rpc_guard
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.testing import FakeClock
@@ -57,6 +59,32 @@ async def test_the_set_expires_without_a_daemon(monkeypatch: pytest.MonkeyPatch,
     await settle(part, board, conditions, clock)
     assert changes == ([(DOUBTED, ["10.10.0.2 timeout 30s"]), (DOUBTED, [])] if is_wanted else [])
     assert part.own.addresses == NOBODY
+
+
+async def test_a_doubt_that_comes_while_the_table_is_put_back_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new table takes what the old one's set held when that began."""
+    held: list[str] = []
+    is_read = asyncio.Event()
+
+    async def apply(_table: Table) -> Applied:
+        found = list(held)
+        await is_read.wait()
+        held[:] = found
+        return Applied("", is_made=True)
+
+    async def replace_elements(_table: Table, _set: str, elements: Iterable[str]) -> None:
+        held[:] = elements
+
+    monkeypatch.setattr(Table, "apply", apply)
+    monkeypatch.setattr(Table, "replace_elements", replace_elements)
+    guard = TableKeeper(rpc_guard(15888), FakeClock(), open_without="")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(guard.keep())
+        await asyncio.sleep(0)
+        tasks.create_task(guard.hold(DOUBTED, ["10.10.0.2"]))
+        await asyncio.sleep(0)
+        is_read.set()
+    assert held == ["10.10.0.2"]
 
 
 def test_only_the_first_packet_of_a_connection_is_dropped() -> None:

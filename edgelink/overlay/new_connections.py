@@ -68,7 +68,7 @@ class NewConnections(Part[Inputs, HoldBack]):
 
     async def act(self, action: HoldBack) -> None:
         """See :class:`Part`. Raises FirewallError where the set cannot be changed, as while the table is put back."""
-        if (table := self._guard.table) is not None and self._guard.is_wanted:  # without EasyTier there is no table
+        if self._guard.is_wanted:  # without EasyTier there is no table
             elements = [f"{address} timeout {_EXPIRES_S}s" for address in sorted(action.addresses)]
-            await table.replace_elements(DOUBTED, elements)
+            await self._guard.hold(DOUBTED, elements)
         self.own = Held(action.addresses, self._clock.monotonic_s())

@@ -173,12 +173,10 @@ class PunchLimit(Part[Inputs, Look | Bound]):
         self.own = replace(self.own, at_s=at_s, unix_s=unix_s, found=found, found_s=found_s)
 
     async def _set(self, stun_servers: tuple[str, ...], *, is_over: bool) -> None:
-        table, expires = self._guard.table, f"timeout {_EXPIRES_S}s"
-        if table is None:
-            return
+        expires = f"timeout {_EXPIRES_S}s"
         servers = await _elements(stun_servers) if is_over else []
-        await table.replace_elements(STUN_OVER, [f"{server} {expires}" for server in servers])
-        await table.replace_elements(PUNCHING_OVER, [f"udp {expires}"] if is_over else [])
+        await self._guard.hold(STUN_OVER, [f"{server} {expires}" for server in servers])
+        await self._guard.hold(PUNCHING_OVER, [f"udp {expires}"] if is_over else [])
 
 
 async def _elements(stun_servers: tuple[str, ...]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 
 from edgelink.clock import Clock
@@ -94,6 +95,17 @@ class TableKeeper:
                 with suppress(EdgelinkError):
                     await self._apply()
             return 0.0 if self.caveat != before else max(self._next_look_at_s - self._clock.monotonic_s(), 0.0)
+
+    async def hold(self, of_set: str, elements: Iterable[str]) -> None:
+        """Have a set of the table, which has to be in place, hold exactly these.
+
+        Never while the table is put back: the new one takes what the sets held a moment before.
+
+        Raises as :meth:`edgelink.overlay.nft.Table.replace_elements`.
+        """
+        async with self._busy:
+            if self._table is not None:
+                await self._table.replace_elements(of_set, elements)
 
     async def remove(self) -> None:
         """Once what it protects has ended; nothing is lost where it fails."""

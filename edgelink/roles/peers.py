@@ -95,6 +95,7 @@ class Known:
     identity: Identity | None = None  # whose answer counts as its own
     proof: Proof = Proof.UNPROVEN  # of the last answer; somebody else is one until a right answer comes
     unproven: int = 0  # questions since the last answer that proved who it is
+    is_doubted: bool = False  # for want of a proof; what is heard on old connections ends no doubt
     otherwise_s: float | None = None  # when it was heard last without the proof that is wanted
     otherwise_since_s: float | None = None  # since when that is so, without a pause
     echo: Echo | None = None
@@ -114,12 +115,12 @@ class Known:
     def is_behind_queue(self) -> bool:
         """Whether its connections went on after a question that it did not answer: a full queue takes seconds."""
         heard_s, since_s = self.otherwise_s, self.silent_since_s
-        return heard_s is not None and since_s is not None and heard_s >= since_s + _PATIENCE_S
+        return heard_s is not None and since_s is not None and heard_s >= since_s + _usual_patience_s(self)
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether it does not prove who it is, or is silent, and neither one lost packet nor a full queue is why."""
-        return self.unproven >= (_FULL_QUEUE_TRIES if self.is_behind_queue else _SILENCE_TRIES)
+    def doubted(self) -> Known:
+        """It, after a question: doubted where neither one lost packet nor a full queue explains the missing proof."""
+        tries = _FULL_QUEUE_TRIES if self.is_behind_queue else _SILENCE_TRIES
+        return replace(self, is_doubted=self.unproven > 0 and (self.is_doubted or self.unproven >= tries))
 
     def is_same(self, other: Known) -> bool:
         """Whether both are one node at one address."""
@@ -278,8 +279,8 @@ class Seen:
     def doubted(self) -> frozenset[IPv4Address]:
         """Who could prove who it is, and has not for some questions. One lost packet is no doubt."""
         provers = frozenset[str]() if self.look is None else self.look.targets.provers
-        doubtful = [self.known[name] for name in provers & self.known.keys() if self.known[name].is_doubtful]
-        return frozenset(known.overlay_ip for known in doubtful)
+        doubted = [self.known[name] for name in provers & self.known.keys() if self.known[name].is_doubted]
+        return frozenset(known.overlay_ip for known in doubted)
 
     def unproven(self, at_s: float) -> dict[str, float]:
         """Who could prove itself, is heard and does not; since when that is so without a pause."""
@@ -481,8 +482,18 @@ class Peers(Part[Inputs, Do]):
                 self._put_last_answer_s(asked_s)
                 self.own = replace(self.own, why_s=None)
         self._know(replace(self.own, known=known))
+        await self._doubt(own.look.targets.provers.intersection(names), own.look)
         if was_cut_off and counted & self.own.answering.keys():  # the way is back: who else is?
             self.ask_now([name for name, each in known.items() if each.answered_s != asked_s])
+
+    async def _doubt(self, names: Collection[str], look: Look) -> None:
+        """Doubt who has just not proven itself often enough; who acknowledges only later may be another."""
+        if any(self.own.known[name].unproven == _SILENCE_TRIES for name in names):
+            traffic, at_s = await self._look_at_traffic(), self._clock.monotonic_s()
+            heard = {name: _taken_in(name, each, traffic, look, at_s) for name, each in self.own.known.items()}
+            self.own = replace(self.own, known=heard)
+        known = self.own.known
+        self._know(replace(self.own, known={**known, **{name: known[name].doubted() for name in names}}))
 
     def _after_s(self, known: Known, look: Look, name: str) -> float:
         """The pause after an answer. A proof that is missing is asked for as an answer that is missing would be."""
@@ -616,5 +627,9 @@ def _patience_s(known: Known) -> float:
         return _FULL_QUEUE_PATIENCE_S
     if known.answered_s is None and known.silences < _EAGER_TRIES:
         return _EAGER_PATIENCE_S
+    return _usual_patience_s(known)
+
+
+def _usual_patience_s(known: Known) -> float:
     slowest_ms = known.echo.rtt_ms if known.echo is not None else _PATIENCE_S * 1000
     return min(max(4 * slowest_ms / 1000, _PROMPT_S), _PATIENCE_S)
