@@ -14,10 +14,10 @@ from pathlib import Path
 
 from edgelink.config import Paths
 from edgelink.errors import RegistryAuthError
-from edgelink.registry.membership import Membership
-from edgelink.registry.tls import client_context
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Login, MqttTransport
 
 
 async def main(state: Path, what: str) -> None:

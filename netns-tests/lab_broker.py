@@ -19,11 +19,11 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.launch.remote_request import ExecRequest
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.broker import find_mosquitto
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.network_watch import known_state
-from edgelink.registry.topics import Topics
+from edgelink.member.network_watch import known_state
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.topics import Topics
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.broker import find_mosquitto
 
 AS_NODE = Path(__file__).with_name("as_node.py")
 _SPEAK = Path(__file__).with_name("speak.py")

@@ -20,8 +20,8 @@ from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.lab.road import Road
 from edgelink.overlay.own_routes import TABLE
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Lease
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Lease
 
 Result = subprocess.CompletedProcess[str]
 Found = dict[str, dict[str, Any]]  # what doctor found, by check

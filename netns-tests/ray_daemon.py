@@ -24,14 +24,14 @@ from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.log import configure
 from edgelink.overlay.nft_watch import NftWatch
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import ClusterSpec, DirectoryEntry, Lease
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
-from edgelink.registry.rotation import HeldSecret
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry_of
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from faults import by_command
 
-from edgelink.registry.keys import NodeKey
+from edgelink.protocol.keys import NodeKey
 from edgelink.testing.payloads import lease
 
 CIDR = IPv4Network("10.99.0.0/24")

@@ -16,20 +16,20 @@ from typing import Any
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.broker import Broker
-from edgelink.registry.enrol import request_membership
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.tls import client_context
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, MqttTransport, Session
+from edgelink.member.enrol_request import request_membership
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Login, MqttTransport, Session
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.broker import Broker
+from edgelink.relay.founding import NetworkRequest
+from edgelink.relay.store import RegistryStore
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import beside, eventually, reserved_port
 from edgelink.testing.registry_client import LoneClient
 from edgelink.testing.registry_service import LoneService

@@ -20,10 +20,10 @@ _READ_RETAINED = """
 import asyncio, json, sys
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.dynamic_security import ADMIN
-from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.dynamic_security import ADMIN
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.transport import Login, MqttTransport
 
 async def main():
     paths = Paths()

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.keys import Kind, NodeKey, seal
-from edgelink.registry.payloads import Envelope, NetworkSecrets, NetworkState, Rotation
-from edgelink.registry.topics import Topics
+from edgelink.protocol.keys import Kind, NodeKey, seal
+from edgelink.protocol.payloads import Envelope, NetworkSecrets, NetworkState, Rotation
+from edgelink.protocol.topics import Topics
+from edgelink.relay.authority_keys import AuthorityKeys
 
 Lie = tuple[str, bytes]
 

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edgelink.registry.payloads import NodeStatus
-from edgelink.registry.tls import client_context
-from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.protocol.payloads import NodeStatus
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.topics import ANY, Topics
+from edgelink.protocol.transport import Login, MqttTransport
 
 
 async def main(address: str, ca: Path, network_id: str, said: dict[str, Any]) -> None:

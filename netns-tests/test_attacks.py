@@ -19,16 +19,13 @@ from paho.mqtt.packettypes import PacketTypes
 from registry_relay import Node, Relay, serving_relay, soon
 
 from edgelink.errors import TokenError, UntrustedError
-from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import (
-    NodeStatus,
-    Role,
-)
-from edgelink.registry.tls import client_context
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import ANY
-from edgelink.registry.transport import Login
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import NodeStatus, Role
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.topics import ANY
+from edgelink.protocol.transport import Login
+from edgelink.relay.dynamic_security import ADMIN, CONTROL_TOPIC
+from edgelink.relay.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -23,14 +23,14 @@ from edgelink.errors import (
     TokenError,
     UntrustedError,
 )
-from edgelink.registry.dynamic_security import CONTROL_TOPIC, RESPONSE_TOPIC
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, NodeStatus, Role
-from edgelink.registry.requests import EchoUp, EchoWord
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import ANY
-from edgelink.registry.transport import Login, Message, Session
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, NodeStatus, Role
+from edgelink.protocol.requests import EchoUp, EchoWord
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import ANY
+from edgelink.protocol.transport import Login, Message, Session
+from edgelink.relay.dynamic_security import CONTROL_TOPIC, RESPONSE_TOPIC
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import reserved_port
 
 

@@ -34,16 +34,16 @@ from machines import (
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import Lab
-from edgelink.registry.token import Token
+from edgelink.protocol.token import Token
 
 # What `edgelink join` does, but for its last step: killed after the registry's commit, before anything is written.
 _DIE_BEFORE_WRITING = """
 import asyncio, os, signal, sys
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
-from edgelink.registry.enrol import request_membership
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.token import Token
+from edgelink.member.enrol_request import request_membership
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.token import Token
 paths = Paths.from_environment()
 paths.state.mkdir(parents=True, mode=0o700)
 key = NodeKey.load_or_create(paths.node_key)
@@ -55,9 +55,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 _ENROL_MANY = """
 import asyncio, sys
 from edgelink.clock import SystemClock
-from edgelink.registry.enrol import request_membership
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.token import Token
+from edgelink.member.enrol_request import request_membership
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.token import Token
 token = Token.parse(sys.stdin.read())
 async def main():
     async with asyncio.TaskGroup() as tasks:

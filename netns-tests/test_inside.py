@@ -19,8 +19,8 @@ from edgelink.overlay.nft import Table, elements_in
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.rpc_guard import rpc_guard
-from edgelink.registry.payloads import EdgesOpenTo
-from edgelink.roles.inside import SeenPorts, own_openings
+from edgelink.protocol.payloads import EdgesOpenTo
+from edgelink.shield.inside import SeenPorts, own_openings
 from edgelink.testing.payloads import cluster_spec, entry, lease
 
 NODE, HEAD, MEMBER, CONTAINER, BRIDGE = "10.10.0.3", "10.10.0.1", "10.10.0.4", "172.17.0.2", "172.17.0.1"

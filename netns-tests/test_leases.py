@@ -33,7 +33,7 @@ from training_run import TrainingRun
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
-from edgelink.registry.topics import Topics
+from edgelink.protocol.topics import Topics
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
@@ -43,10 +43,10 @@ _SAY = """
 import asyncio, base64, sys
 from pathlib import Path
 from edgelink.config import Paths
-from edgelink.registry.dynamic_security import ADMIN
-from edgelink.registry.membership import Membership
-from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.relay.dynamic_security import ADMIN
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.transport import Login, MqttTransport
 
 async def main(topic, payload):
     membership = Membership.load(Paths())

@@ -20,7 +20,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
-from edgelink.registry.membership import Membership
+from edgelink.protocol.membership import Membership
 
 _PREVIOUS = os.environ.get("EDGELINK_PREVIOUS", "")
 _ROOT = Path(__file__).parent.parent
@@ -99,7 +99,7 @@ class Mixed:
 
     def schema(self, node: str) -> str:
         """The schema of the registry that its version knows."""
-        argv = ["python", "-c", "from edgelink.registry.database import SCHEMA_VERSION; print(SCHEMA_VERSION)"]
+        argv = ["python", "-c", "from edgelink.relay.database import SCHEMA_VERSION; print(SCHEMA_VERSION)"]
         return self.lab.exec(node, argv, env=self.env(node), cwd=Path("/"), capture=True, check=True).stdout
 
     def where(self, node: str) -> Path:

@@ -17,9 +17,9 @@ import os, subprocess, sys
 from pathlib import Path
 from registry_world import World
 from edgelink.errors import RegistryError
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.payloads import Role
+from edgelink.protocol.keys import NodeKey
+from edgelink.relay.tokens import TokenRequest
+from edgelink.protocol.payloads import Role
 
 disk = Path(sys.argv[1])
 

@@ -21,7 +21,7 @@ from machines import (
 
 from edgelink.config import Paths
 from edgelink.lab import Lab
-from edgelink.registry.token import Token
+from edgelink.protocol.token import Token
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ from training_run import paced
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.lab.road import write_demo_cluster
-from edgelink.registry.network_watch import STATE_FILE, known_state
-from edgelink.registry.payloads import NetworkState
+from edgelink.member.network_watch import STATE_FILE, known_state
+from edgelink.protocol.payloads import NetworkState
 
 PAUSE_S = 10.0  # the bar: of each way through the overlay, and of the training
 EDGES = ("edge-1", "edge-2", "edge-3")

@@ -8,13 +8,14 @@ import pytest
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
 from edgelink.errors import RegistryAuthError, RegistryError, TokenError
-from edgelink.registry.enrol import exchange
-from edgelink.registry.payloads import Envelope, Role
-from edgelink.registry.rotations import NodeRevokedError, RotationRequest
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import ANY
-from edgelink.registry.transport import Login
+from edgelink.member.enrol_request import exchange
+from edgelink.protocol.payloads import Envelope, Role
+from edgelink.protocol.refusals import NodeRevokedError
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import ANY
+from edgelink.protocol.transport import Login
+from edgelink.relay.rotations import RotationRequest
+from edgelink.relay.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,10 +16,8 @@ import seized_broker
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
 from edgelink.errors import RegistryUnavailableError
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.broker import find_mosquitto
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import (
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import (
     ClusterSpec,
     Directory,
     Envelope,
@@ -30,13 +28,15 @@ from edgelink.registry.payloads import (
     Role,
     RosterPage,
 )
-from edgelink.registry.refusals import OUTDATED
-from edgelink.registry.requests import Claim, Done, NodeReply, NodeRequest, Refused, Verdict
-from edgelink.registry.rotation import Step
-from edgelink.registry.rotations import RotationRequest
-from edgelink.registry.topics import ANY
-from edgelink.registry.transport import Login, Session
-from edgelink.roles.report_exchange import ReportExchange
+from edgelink.protocol.refusals import OUTDATED
+from edgelink.protocol.requests import Claim, Done, NodeReply, NodeRequest, Refused, Verdict
+from edgelink.protocol.topics import ANY
+from edgelink.protocol.transport import Login, Session
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.broker import find_mosquitto
+from edgelink.relay.rotation import Step
+from edgelink.relay.rotations import RotationRequest
+from edgelink.telemetry.report_exchange import ReportExchange
 from edgelink.testing import payloads
 from edgelink.testing.registry_client import LoneClient
 

@@ -588,7 +588,7 @@ import asyncio
 from edgelink.clock import SystemClock
 from edgelink.config import Config
 from edgelink.config.models import RobotConfig
-from edgelink.roles.hold import HoldHook
+from edgelink.member.hold import HoldHook
 
 robot = RobotConfig(hold=("/usr/local/bin/may-i",), user="robot")
 print(asyncio.run(HoldHook(Config(robot=robot), SystemClock(), lambda: True).wait("because", 60)))

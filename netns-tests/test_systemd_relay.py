@@ -14,7 +14,7 @@ from machines import children, wait_until
 from edgelink.lab import RELAY
 from edgelink.lab.topology import RELAY_ADDRESS
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
-from edgelink.registry.token import Token
+from edgelink.protocol.token import Token
 
 UNIT = "edgelink-bootstrap.service"
 CHILDREN = ("edgelink-easytier.service", "edgelink-mosquitto.service")

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
-from edgelink.registry.claims import Admission, Life
-from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.requests import Claim, Verdict
+from edgelink.protocol.life import Admission, Life
+from edgelink.protocol.payloads import NodeStatus, Role
+from edgelink.protocol.requests import Claim, Verdict
 from edgelink.testing.registry_client import LoneClient
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)

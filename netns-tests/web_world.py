@@ -30,8 +30,8 @@ from edgelink.api.web.model import Head, Measure, NodeRow, Placed, Rate, RunView
 from edgelink.api.web.server import WebPage
 from edgelink.clock import SystemClock
 from edgelink.conditions import Status
+from edgelink.protocol.payloads import ConditionReport
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
-from edgelink.registry.payloads import ConditionReport
 from edgelink.roles.node import READY_CONDITIONS
 
 _LIFE = {

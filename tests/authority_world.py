@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from registry_world import World
 
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.payloads import Envelope, Role
-from edgelink.registry.store import RegistryStore
+from edgelink.protocol.payloads import Envelope, Role
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.store import RegistryStore
 
 
 @pytest.fixture

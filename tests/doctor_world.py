@@ -25,9 +25,9 @@ from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
 from edgelink.overlay.ways import Ways
 from edgelink.process.ports import Protocol
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
 
 GIB = 1 << 30
 T = TypeVar("T")

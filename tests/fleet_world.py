@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 from registry_world import World
 
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import (
-    Envelope,
-    NetworkAnswer,
-    NetworkSecrets,
-    NetworkState,
-)
-from edgelink.registry.rotation import (
-    HeldSecret,
-)
-from edgelink.registry.rotations import RotationRequest
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.relay.rotations import RotationRequest
 
 REVOKED, ROTATED = RotationRequest(frozenset(), 20.0), RotationRequest(frozenset(), 60.0, force=False)
 

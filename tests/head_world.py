@@ -14,14 +14,14 @@ from typing import Any
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Table
+from edgelink.protocol.payloads import Directory, DirectoryEntry, NodeStatus
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus
 from edgelink.roles import head
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry

@@ -24,12 +24,12 @@ from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.overlay.nft import Applied, Table
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import NodeKey, seal
+from edgelink.protocol.payloads import ClusterMember, ClusterSpec, Lease, Role
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
-from edgelink.registry.keys import NodeKey, seal
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease, Role
-from edgelink.registry.rotation import HeldSecret
 from edgelink.testing.clock import FakeClock
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import cluster_spec, entry_of, lease

@@ -24,20 +24,20 @@ from typing import Any
 from registry_world import ADDRESSES
 from test_registry_service_enrol import Relay
 
+from edgelink import fault_points
 from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.facts.part import run_part
 from edgelink.files import Files
-from edgelink.registry import fault_points
-from edgelink.registry.dynamic_security import fingerprint
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.membership import Membership, put_membership
-from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.payloads import EnrolReply, Role
-from edgelink.registry.renewals import EVERY_S
-from edgelink.registry.tokens import TokenRequest
-from edgelink.roles.renewal import Renewal
+from edgelink.member.membership_store import MembershipStore
+from edgelink.member.renewal import Renewal
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership, put_membership
+from edgelink.protocol.payloads import EnrolReply, Role
+from edgelink.relay.dynamic_security import fingerprint
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.relay.renewals import EVERY_S
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import MemoryTransport
 from edgelink.testing.facts import board_with
 from edgelink.testing.registry_client import ADMITTED, LoneClient

@@ -9,16 +9,16 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from edgelink.registry.authority import Authority, EnrolResult
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import EnrolRequest, Envelope, Lease, Role
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import EnrolRequest, Envelope, Lease, Role
+from edgelink.protocol.token import Token
+from edgelink.relay.authority import Authority, EnrolResult
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.database import SCHEMA_VERSION
+from edgelink.relay.founding import NetworkRequest
+from edgelink.relay.store import RegistryStore
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import FakeClock
 
 ADDRESSES = ("203.0.113.5:8883", "relay.example.org:8883")

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from registry_world import ADDRESSES, World
 
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope, NodeStatus, Payload, Role
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Envelope, NodeStatus, Payload, Role
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside
 from edgelink.testing.payloads import cluster_spec
 from edgelink.testing.registry_client import LoneClient

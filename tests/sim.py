@@ -36,18 +36,18 @@ from edgelink.conditions import Condition, Status
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts, contradictions
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
-from edgelink.registry.rotation import HeldSecret
-from edgelink.registry.token import Token
+from edgelink.member.enrolment import Enrolment
+from edgelink.member.join import join
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.token import Token
+from edgelink.relay.relay_addresses import relay_addresses
 from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
 from edgelink.roles.edge import Edge
-from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.head import Head
-from edgelink.roles.join import join
 from edgelink.roles.node import Node
-from edgelink.roles.relay_addresses import relay_addresses
 from edgelink.testing.virtual_time import LoopClock, VirtualLoop, run
 
 RELAY_ADDRESS, SECOND_ADDRESS = "203.0.113.5", "203.0.113.6"

@@ -26,6 +26,7 @@ from overlay_world import FakeCongestion, FakePrivateHosts, FakeRoutes
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ProcessStartError, RayClusterError, RegistryUnavailableError
 from edgelink.files import Files, private_directory
 from edgelink.overlay.acquisition import EasyTierBinary
@@ -44,16 +45,15 @@ from edgelink.process import Identity, Launcher, ProcessSpec, SupervisedProcess
 from edgelink.process.port_ranges import merged
 from edgelink.process.ports import Accepted, Connection
 from edgelink.process.service_manager import ServiceManager
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.transport import KEEPALIVE_S, Login, Message, MqttTransport, Session
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.run_listeners import RunListeners
-from edgelink.registry.broker import Broker
-from edgelink.registry.dynamic_security import ADMIN, fingerprint
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.transport import KEEPALIVE_S, Login, Message, MqttTransport, Session
-from edgelink.roles.inside import SeenPorts
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.relay.broker import Broker
+from edgelink.relay.dynamic_security import ADMIN, fingerprint
+from edgelink.shield.inside import SeenPorts
 from edgelink.testing.memory_transport import MemoryBroker, MemorySession, MemoryTransport
 from edgelink.testing.overlay import FakeLinks
 from edgelink.testing.virtual_time import Program

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgelink.daemon.lifecycle import StopRequest
 from edgelink.process.service_manager import ServiceManager
-from edgelink.roles.lifecycle import StopRequest
 
 
 def _keep_nothing() -> None:

@@ -22,8 +22,8 @@ from edgelink.api.server import Caller, LocalApi, route, stream_route, user_name
 from edgelink.cli.status import daemons_here
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.daemon.leftovers import end_leftovers
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, ExitCode, UsageError
-from edgelink.roles.leftovers import end_leftovers
 from edgelink.testing import FakeClock, eventually
 
 

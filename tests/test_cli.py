@@ -20,7 +20,7 @@ from telling import Words
 from edgelink.cli import lab, main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
 from edgelink.errors import ExitCode, UsageError
-from edgelink.registry.token import Token
+from edgelink.protocol.token import Token
 
 pytestmark = pytest.mark.processes
 
@@ -130,7 +130,7 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
 def test_joining_imports_nothing_that_runs_a_daemon() -> None:
     """It is typed once a machine, and a board takes ten times as long to import as a desktop."""
     code = (
-        "import sys, edgelink.cli.daemon, edgelink.roles.join\n"
+        "import sys, edgelink.cli.daemon, edgelink.member.join\n"
         "print([name for name in ('aiohttp', 'pyroute2', 'ray', 'torch') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

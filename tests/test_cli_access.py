@@ -10,9 +10,9 @@ from test_cli_registry import Relay, relay  # noqa: F401 (a fixture)
 
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode, UsageError
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
-from edgelink.roles.registry_routes import RegistryRoutes
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
+from edgelink.relay.registry_routes import RegistryRoutes
 
 
 async def test_a_rule_is_made_shown_and_taken_away(relay: Relay, words: Words) -> None:

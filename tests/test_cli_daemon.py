@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from edgelink.cli.bootstrap import command
 from edgelink.cli.daemon_threads import DaemonThreads, run_daemon
 from edgelink.config import Config, Paths
-from edgelink.roles.lifecycle import ReloadRequested
+from edgelink.daemon.lifecycle import ReloadRequested
 
 _PROGRAM = """
 import asyncio, threading

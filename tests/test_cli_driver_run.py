@@ -23,7 +23,7 @@ from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.waiting import GangWishes
 from edgelink.config import Paths
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, NotRecordedError
-from edgelink.roles.run_lock import RunInProgressError
+from edgelink.runs.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 from edgelink.training.framework import Framework
 from edgelink.training.run_record import program_of

@@ -18,9 +18,9 @@ from telling import Words
 from edgelink.api.server import Caller, LocalApi, route, stream_route
 from edgelink.cli import nodes
 from edgelink.errors import DeadlineError, VersionMismatchError
+from edgelink.protocol.payloads import ClusterSpec
 from edgelink.ray_cluster.edge_reconciler import check_versions
 from edgelink.ray_cluster.interpreter import Interpreter
-from edgelink.registry.payloads import ClusterSpec
 
 pytestmark = pytest.mark.processes
 

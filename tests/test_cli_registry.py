@@ -25,11 +25,11 @@ from edgelink.cli.main import edgelink
 from edgelink.conditions import Conditions, Status
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, ExitCode
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import ConditionReport, Lease, NodeStatus, Role
-from edgelink.registry.statuses import StatusBoard
-from edgelink.registry.token import Token
-from edgelink.roles.registry_routes import RegistryRoutes
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import ConditionReport, Lease, NodeStatus, Role
+from edgelink.protocol.statuses import StatusBoard
+from edgelink.protocol.token import Token
+from edgelink.relay.registry_routes import RegistryRoutes
 from edgelink.testing import MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with
 from edgelink.testing.registry_service import LoneService

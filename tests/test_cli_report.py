@@ -23,10 +23,10 @@ from edgelink.cli import report
 from edgelink.cli.report import Others, command
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, UsageError
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.roles import report as report_of_node
-from edgelink.roles.report import collect, mask
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.telemetry import report as report_of_node
+from edgelink.telemetry.report import collect, mask
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -23,8 +23,8 @@ from edgelink.cli.layout import say
 from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
 from edgelink.errors import ConfigError, EdgelinkError, MissingDependencyError, UsageError
-from edgelink.roles.run_lock import RunInProgressError
-from edgelink.roles.runs import RayStoppedError
+from edgelink.runs.run_lock import RunInProgressError
+from edgelink.runs.runs import RayStoppedError
 from edgelink.testing import eventually
 from edgelink.training.driver import DriverControl
 from edgelink.training.run_record import Attempt, RunRecord

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from edgelink import __version__
 from edgelink.api import schema
 from edgelink.cli.version import command
-from edgelink.registry.database import SCHEMA_VERSION
+from edgelink.relay.database import SCHEMA_VERSION
 
 pytestmark = pytest.mark.processes
 

@@ -36,9 +36,9 @@ _WORD = re.compile(r"([A-Z][a-z]+)+")
 _MADE_IN = {
     "OverlayUp": ("overlay/device.py",),
     "PeersReachable": ("overlay/diagnosis.py",),
-    "Shielded": ("roles/exposure.py",),
-    "RideThrough": ("roles/ride_through.py",),
-    "Leased": ("registry/claim_desk.py",),
+    "Shielded": ("shield/exposure.py",),
+    "RideThrough": ("ray_cluster/host_ride_through.py",),
+    "Leased": ("relay/claim_desk.py",),
 }
 # Where a reason is not written out: it is an error's, or of a file above; tests see each that is set (`conftest.py`).
 _BY_OTHERS = {
@@ -46,11 +46,11 @@ _BY_OTHERS = {
     "overlay/overlay_keeper.py: *problem",
     "ray_cluster/ray_reconciler.py: reason",
     "ray_cluster/drift.py: *verdict",
-    "roles/exposure.py: failed[0][0].condition_reason",
-    "roles/exposure.py: lacks[0][0]",
-    "roles/ride_through.py: reason",
-    "roles/admission.py: answer.reason",
-    "roles/peers.py: found.reason",
+    "shield/exposure.py: failed[0][0].condition_reason",
+    "shield/exposure.py: lacks[0][0]",
+    "ray_cluster/host_ride_through.py: reason",
+    "member/admission.py: answer.reason",
+    "overlay/peers.py: found.reason",
 }
 
 
@@ -106,7 +106,7 @@ def test_why_an_enrolment_is_refused() -> None:
     """Each is an error's; what the registry says of tokens, of leases and of what is asked is there."""
     told = {reason.name for reason in REFUSED_ENROLMENT}
     assert told - errors_reasons().keys() == set()
-    files = {f"`registry/{name}.py`" for name in ("enrol_checks", "tokens", "token_book", "allocator", "revocations")}
+    files = {f"`relay/{name}.py`" for name in ("enrol_checks", "tokens", "token_book", "allocator", "revocations")}
     raised = {
         name
         for name, reason in errors_reasons().items()

@@ -38,7 +38,7 @@ from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
 from edgelink.overlay.stale import Controlled
 from edgelink.overlay.ways import Ways
-from edgelink.registry.token import Token
+from edgelink.protocol.token import Token
 from edgelink.wording import printable
 
 DOCS = Path(__file__).parent.parent / "docs"

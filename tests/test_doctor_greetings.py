@@ -18,8 +18,8 @@ from telling import Words
 from edgelink.doctor import probes
 from edgelink.doctor.probes import Greeting, Lookup, NotARelay, Probes, broker_of, broker_pinned, connected, easytier
 from edgelink.overlay import hello
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.tls import client_context
+from edgelink.protocol.tls import client_context
+from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.testing import FakeClock
 
 HOST = "127.0.0.1"

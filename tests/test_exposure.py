@@ -24,11 +24,11 @@ from edgelink.overlay.openings import Opening
 from edgelink.overlay.overlay_rules import NO_RULES, OverlayRules
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process.ports import Accepted
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import EdgesOpenTo, Role
-from edgelink.roles.exposure import Exposure, Inputs, Keep, LookAtPorts, Seen, SetRules
-from edgelink.roles.inside import LeftOpenPorts, SeenPorts, allowed_openings
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import EdgesOpenTo, Role
+from edgelink.shield.exposure import Exposure, Inputs, Keep, LookAtPorts, Seen, SetRules
+from edgelink.shield.inside import LeftOpenPorts, SeenPorts, allowed_openings
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 
@@ -402,7 +402,7 @@ async def test_ports_of_a_training_that_stay_open_are_named(
 ) -> None:
     """A kernel that deals more ports than are closed by default; what else is lacking is not hidden by it."""
     world = World(Config())
-    monkeypatch.setattr("edgelink.roles.exposure.open_ranges", lambda _config: ((1024, 29399),))
+    monkeypatch.setattr("edgelink.shield.exposure.open_ranges", lambda _config: ((1024, 29399),))
     await world.start()
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "RendezvousOpen")
     assert "1024-29399" in world.condition.message

@@ -18,11 +18,11 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.facts.board import OWN, Fact
 from edgelink.facts.derive import Kept, Run, Told, applied, overlay_is_up, running
 from edgelink.facts.facts import Facts
-from edgelink.registry.claims import Admission
-from edgelink.registry.client import Session
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.rotation import HeldSecret
+from edgelink.member.registry_client import Session
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
 

@@ -15,7 +15,7 @@ from edgelink.conditions import ConditionSet, is_not_so, is_so
 from edgelink.errors import RegistryUnavailableError, UsageError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part, run_part
-from edgelink.registry.rotations import NodeRevokedError
+from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.testing import FakeClock, eventually
 
 

@@ -11,9 +11,9 @@ from registry_world import World
 from edgelink.config import Config
 from edgelink.facts.derive import Answers, Network, derive_peers, peers_connected, targets
 from edgelink.overlay.targets import Targets
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Directory, DirectoryEntry, Role
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry, Role
 from edgelink.testing.facts import board_with
 from edgelink.testing.payloads import cluster_spec, entry
 

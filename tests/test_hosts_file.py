@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from edgelink.errors import NotRecordedError
 from edgelink.facts.board import Board
+from edgelink.overlay.overlay_names import OverlayNames
 from edgelink.process import hosts_file, known_names
 from edgelink.process.hosts_file import set_names, with_block
 from edgelink.process.known_names import is_known_name
-from edgelink.registry.payloads import Directory
-from edgelink.roles.overlay_names import OverlayNames
+from edgelink.protocol.payloads import Directory
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
 from edgelink.testing.payloads import entry

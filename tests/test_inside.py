@@ -14,9 +14,9 @@ from edgelink.errors import NotRecordedError
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.openings import Opening, closing_chains, refuses_early
 from edgelink.process.ports import Accepted
+from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo, Lease, Role
 from edgelink.ray_cluster.command import listening_ports
-from edgelink.registry.payloads import ClusterSpec, Directory, DirectoryEntry, EdgesOpenTo, Lease, Role
-from edgelink.roles.inside import LEFT_OPEN_S, LeftOpenPorts, SeenPorts, allowed_openings, own_openings, ssh_ports
+from edgelink.shield.inside import LEFT_OPEN_S, LeftOpenPorts, SeenPorts, allowed_openings, own_openings, ssh_ports
 from edgelink.testing import FakeClock
 from edgelink.testing.payloads import cluster_spec, entry_of, lease
 

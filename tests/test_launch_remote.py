@@ -26,8 +26,8 @@ from edgelink.launch import remote_channel as channel
 from edgelink.launch.remote_channel import Frames, Seal
 from edgelink.launch.remote_program import ConnectionLostError, RemoteProgram, RemoteProgramError
 from edgelink.launch.remote_request import ExecHello, ExecRequest, accepts, askers, open_hello, open_request
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, Role
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Directory, DirectoryEntry, Envelope, Role
 
 NETWORK = "n" * 26
 HEAD, EDGE, OTHER, NAMED_HEAD = (NodeKey.generate() for _ in range(4))

@@ -22,13 +22,13 @@ from edgelink.api.metrics_server import MetricsServer
 from edgelink.api.sites import LOOPBACK, Place
 from edgelink.config import Config, Paths
 from edgelink.config.load import override
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError
 from edgelink.overlay.path_watch import Way
+from edgelink.overlay.peers import Peers
 from edgelink.roles.edge import Edge
 from edgelink.roles.head import Head
 from edgelink.roles.node import Node
-from edgelink.roles.peers import Peers
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 

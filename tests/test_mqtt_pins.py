@@ -13,7 +13,7 @@ import aiomqtt
 import pytest
 from paho.mqtt.client import Client
 
-from edgelink.registry import transport
+from edgelink.protocol import transport
 
 _ROOT = Path(__file__).parent.parent
 OF_AIOMQTT = {"_client", "_connected", "_disconnected", "_on_disconnect"}

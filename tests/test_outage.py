@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import RegistryUnavailableError
 from edgelink.outage import Outage
+from edgelink.protocol.keys import NodeKey
 from edgelink.reconcile import Wakeup, run_reconciler
-from edgelink.registry.keys import NodeKey
 from edgelink.roles.edge import Edge
 from edgelink.roles.node import READY_CONDITIONS
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.registry_client import LoneClient
 

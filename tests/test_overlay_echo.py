@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from edgelink.overlay.echo import Challenge, Echo, PeerClock, ask
 from edgelink.overlay.echo_proof import Asker, Identity, Proof
 from edgelink.overlay.echo_wire import PORT, Answer, Question, parse_answer, parse_question
-from edgelink.registry.keys import NodeKey
+from edgelink.protocol.keys import NodeKey
 
 questions = st.builds(Question, st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.binary(max_size=64))
 

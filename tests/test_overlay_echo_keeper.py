@@ -23,7 +23,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import ask
 from edgelink.overlay.echo_keeper import EchoKeeper, Inputs, Look, Seen, Start, Stop, echo_users, responder_of
 from edgelink.process import SessionLauncher, SupervisedProcess
-from edgelink.registry.keys import NodeKey
+from edgelink.protocol.keys import NodeKey
 from edgelink.testing.facts import board_with, pretend, settle
 
 processes = pytest.mark.processes

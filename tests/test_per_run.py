@@ -11,8 +11,8 @@ from test_inside import spec
 
 from edgelink.config import Config
 from edgelink.errors import DeadlineError
-from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, EdgesOpenTo, NodeStatus
-from edgelink.roles.per_run import still_closed
+from edgelink.protocol.payloads import ClusterSpec, DirectoryEntry, EdgesOpenTo, NodeStatus
+from edgelink.runs.per_run import still_closed
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 

@@ -13,10 +13,10 @@ from ray_bench import TOKEN, Bench, StandInGcs, edge_bench, firewalls, gcs, head
 from telling import refuses
 
 from edgelink.errors import HeadUnreachableError, RayClusterError
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
 from edgelink.testing.clock import eventually
 
 

@@ -16,8 +16,8 @@ from edgelink.errors import (
     UntrustedError,
     VersionMismatchError,
 )
+from edgelink.protocol.keys import NodeKey
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.keys import NodeKey
 from edgelink.testing import reserved_port
 
 

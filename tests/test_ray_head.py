@@ -15,9 +15,9 @@ from ray_bench import Bench, firewalls, head_bench  # noqa: F401
 from telling import refuses
 
 from edgelink.errors import PortBusyError, RayClusterError
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
 from edgelink.testing.clock import FakeClock, eventually
 from edgelink.testing.payloads import entry_of
 

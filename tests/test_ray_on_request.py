@@ -8,9 +8,9 @@ import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_bench, head_port  # noqa: F401
 
 from edgelink.errors import VersionMismatchError
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
 from edgelink.testing.clock import FakeClock
 from edgelink.testing.payloads import entry_of
 

@@ -27,7 +27,7 @@ from edgelink.ray_cluster.temp_dir import (
     temp_dir_of,
     why_not_private,
 )
-from edgelink.roles.report import collect
+from edgelink.telemetry.report import collect
 
 
 async def test_an_edge_uses_the_heads_directory(edge_bench: Bench, head_port: int, tmp_path: Path) -> None:

@@ -12,18 +12,11 @@ from registry_world import World
 from telling import refuses
 
 from edgelink.errors import EdgelinkError, RegistryError, UsageError
-from edgelink.registry.access import AccessRules, is_meant, parse_ports, ranges_of, resolve
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import (
-    MAX_ACCESS_RANGES,
-    MAX_PAYLOAD_BYTES,
-    Lease,
-    NodeAccess,
-    PortAccess,
-    Role,
-)
-from edgelink.registry.records import AccessRule
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import MAX_ACCESS_RANGES, MAX_PAYLOAD_BYTES, Lease, NodeAccess, PortAccess, Role
+from edgelink.relay.access import AccessRules, is_meant, parse_ports, ranges_of, resolve
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.relay.records import AccessRule
 
 RELAY = NodeKey.generate()
 

@@ -14,13 +14,13 @@ from test_registry_network_watch import Disk
 
 from edgelink.config import Config
 from edgelink.errors import UntrustedError
+from edgelink.member.access_watch import ACCESS_FILE, AccessTold, AccessWatch
 from edgelink.overlay.openings import Opening
-from edgelink.registry.access_watch import ACCESS_FILE, AccessTold, AccessWatch
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import MAX_ACCESS_ADDRESSES, MAX_ACCESS_RANGES, Envelope, NodeAccess, PortAccess, Role
-from edgelink.registry.refusals import OUTDATED, refusal_reason
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import MAX_ACCESS_ADDRESSES, MAX_ACCESS_RANGES, Envelope, NodeAccess, PortAccess, Role
+from edgelink.protocol.refusals import OUTDATED, refusal_reason
+from edgelink.protocol.transport import Message
 from edgelink.roles.session_parts import Allowed, openings
 
 CIDR = IPv4Network("10.10.0.0/24")

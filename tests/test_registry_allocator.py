@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from telling import Words, refuses
 
 from edgelink.errors import AddressPoolExhaustedError, ConfigError, EdgelinkError, LeaseConflictError
-from edgelink.registry import allocator
-from edgelink.registry.allocator import Allocation, AllocationRequest, Claims
-from edgelink.registry.holdings import Holdings
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.records import Ranges, Reservation, Rest
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Lease, Role
+from edgelink.relay import allocator
+from edgelink.relay.allocator import Allocation, AllocationRequest, Claims
+from edgelink.relay.holdings import Holdings
+from edgelink.relay.records import Ranges, Reservation, Rest
 from edgelink.testing import payloads
 
 CIDR = IPv4Network("10.10.0.0/28")

@@ -16,12 +16,12 @@ from registry_world import PEERS, World
 from telling import refuses
 
 from edgelink.errors import ConfigError, EdgelinkError, NotCommittedError, RegistryError
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
-from edgelink.registry.payloads import Directory, EnrolRequest, Envelope, Role
-from edgelink.registry.token import Token
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope, seal
+from edgelink.protocol.payloads import Directory, EnrolRequest, Envelope, Role
+from edgelink.protocol.token import Token
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.founding import NetworkRequest
 
 # the network
 

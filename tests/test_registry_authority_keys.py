@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from edgelink.errors import RegistryError
-from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.testing import FakeClock
 
 FILES = {"registry.key", "ca.pem", "ca.key", "tls.pem", "tls.key"}

@@ -10,9 +10,9 @@ from registry_world import World
 from telling import refuses
 
 from edgelink.errors import ConfigError, LeaseConflictError
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
+from edgelink.relay.founding import NetworkRequest
 
 
 def test_the_relay_has_a_lease_like_anyone(world: World) -> None:

@@ -11,11 +11,11 @@ from registry_world import ADDRESSES, World
 from telling import Words, refuses
 
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError
-from edgelink.registry.authority import Authority
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.token import Token
+from edgelink.relay.authority import Authority
+from edgelink.relay.tokens import TokenRequest
 
 
 def test_a_token_pins_the_network(world: World) -> None:

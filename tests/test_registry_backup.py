@@ -17,16 +17,16 @@ from telling import refuses
 
 from edgelink.config import Paths
 from edgelink.errors import ConfigError, RegistryError, UntrustedError
-from edgelink.registry.access_watch import AccessWatch
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.backup import backup, restore
-from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Directory, Envelope, NodeAccess, RelayAddresses, Role
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.transport import Message
+from edgelink.member.access_watch import AccessWatch
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Directory, Envelope, NodeAccess, RelayAddresses, Role
+from edgelink.protocol.transport import Message
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.backup import backup, restore
+from edgelink.relay.database import SCHEMA_VERSION
+from edgelink.relay.store import RegistryStore
 from edgelink.testing import FakeClock
 
 SECOND = RelayAddresses(overlay_peers=("tcp://198.51.100.7:11010",), broker_addresses=("198.51.100.7:8883",))

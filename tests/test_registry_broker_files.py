@@ -12,7 +12,7 @@ from registry_world import World
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import MissingDependencyError
-from edgelink.registry.broker import Broker, _allow_many_connections, find_mosquitto, render_conf
+from edgelink.relay.broker import Broker, _allow_many_connections, find_mosquitto, render_conf
 
 
 def test_conf_is_closed() -> None:

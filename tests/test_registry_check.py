@@ -13,11 +13,11 @@ from telling import Words, refuses
 
 from edgelink.config import Paths
 from edgelink.errors import RegistryError
-from edgelink.registry.check import Checked, check_registry
-from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import Role
-from edgelink.registry.store import CLONE_REFUSED
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Role
+from edgelink.relay.database import SCHEMA_VERSION
+from edgelink.relay.database_check import Checked, check_registry
+from edgelink.relay.store import CLONE_REFUSED
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from registry_world import World
 
-from edgelink.registry.claim_desk import ClaimDesk
-from edgelink.registry.payloads import NodeStatus
-from edgelink.registry.refusals import Refusals
-from edgelink.registry.requests import Claim
+from edgelink.protocol.payloads import NodeStatus
+from edgelink.protocol.refusals import Refusals
+from edgelink.protocol.requests import Claim
+from edgelink.relay.claim_desk import ClaimDesk
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 

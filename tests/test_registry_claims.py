@@ -6,18 +6,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from edgelink.registry.claims import (
-    ALTERNATION_S,
+from edgelink.protocol.alternation import ALTERNATION_S, Alternation, cloned
+from edgelink.relay.claims import (
     ANNOUNCED_S,
     ASKED_S,
     HEARD_S,
     RETURN_S,
-    Alternation,
     Judgement,
     Outcome,
     Presence,
     Recorded,
-    cloned,
     judge,
     merged,
 )

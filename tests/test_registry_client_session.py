@@ -10,10 +10,10 @@ from registry_world import ADDRESSES, World
 from session_world import Follower, Network, network, status  # noqa: F401
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.lease_watch import HeardLease
-from edgelink.registry.payloads import Directory, Role
-from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, Message
+from edgelink.member.lease_watch import HeardLease
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import Directory, Role
+from edgelink.protocol.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, Message
 from edgelink.testing.memory_transport import MemorySession
 
 

@@ -7,11 +7,12 @@ import json
 import pytest
 from session_world import Follower, Network, network, status  # noqa: F401
 
-from edgelink.registry.claims import Life, cloned
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.payloads import MAX_TEXT, NodeStatus, Role
-from edgelink.registry.statuses import StatusBoard
-from edgelink.registry.transport import Message
+from edgelink.protocol.alternation import cloned
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.life import Life
+from edgelink.protocol.payloads import MAX_TEXT, NodeStatus, Role
+from edgelink.protocol.statuses import StatusBoard
+from edgelink.protocol.transport import Message
 
 
 async def test_statuses_are_coalesced(network: Network) -> None:

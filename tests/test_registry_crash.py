@@ -21,10 +21,10 @@ from in_memory import IN_MEMORY
 from registry_world import World
 
 from edgelink.config import Paths
-from edgelink.registry.check import check_registry
-from edgelink.registry.fault_points import POINTS, RENEWAL_POINTS
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope
+from edgelink.fault_points import POINTS, RENEWAL_POINTS
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Envelope
+from edgelink.relay.database_check import check_registry
 
 pytestmark = pytest.mark.processes
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgelink.errors import RegistryUnavailableError
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.tls import client_context, fetch_pinned_ca
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.protocol.tls import client_context, fetch_pinned_ca
+from edgelink.protocol.transport import Login, MqttTransport
+from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.testing import FakeClock
 
 NAME = "relay.example.org"

@@ -12,11 +12,11 @@ from telling import refuses
 from edgelink.conditions import ConditionSet
 from edgelink.errors import UntrustedError
 from edgelink.files import AT_ONCE, Files
-from edgelink.registry.documents import Documents, ReplacedRegistryError
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Envelope, Role
-from edgelink.registry.refusals import OUTDATED, Refusals
-from edgelink.registry.transport import Message
+from edgelink.member.documents import Documents, ReplacedRegistryError
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ClusterSpec, Envelope, Role
+from edgelink.protocol.refusals import OUTDATED, Refusals
+from edgelink.protocol.transport import Message
 from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock
 

@@ -17,14 +17,14 @@ from pydantic import ValidationError
 from registry_world import World
 
 from edgelink.errors import EdgelinkError, UntrustedError
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import open_secrets
-from edgelink.registry.payloads import Directory, Envelope, Lease, NetworkAnswer, NodeStatus, Role
-from edgelink.registry.statuses import StatusBoard
-from edgelink.registry.token import Token
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
-from edgelink.roles.report_exchange import pack, unpack
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import open_secrets
+from edgelink.protocol.payloads import Directory, Envelope, Lease, NetworkAnswer, NodeStatus, Role
+from edgelink.protocol.statuses import StatusBoard
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.telemetry.report_exchange import pack, unpack
 from edgelink.testing.registry_client import LoneClient
 
 COUNT = 12_000

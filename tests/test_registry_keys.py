@@ -10,8 +10,8 @@ import pytest
 from telling import refuses
 
 from edgelink.errors import ConfigError, UntrustedError
-from edgelink.registry.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
-from edgelink.registry.payloads import Directory, Envelope, NodeSecrets
+from edgelink.protocol.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
+from edgelink.protocol.payloads import Directory, Envelope, NodeSecrets
 
 DIRECTORY = Directory(network_id="abc", epoch=3, entries=())
 KEY = NodeKey.generate()

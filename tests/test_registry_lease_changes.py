@@ -12,12 +12,12 @@ from registry_world import World
 from telling import Words, refuses
 
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.lease_watch import HeardLease, LeaseWatch
-from edgelink.registry.payloads import Directory, Lease, RelayAddresses, Role
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.member.lease_watch import HeardLease, LeaseWatch
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import Directory, Lease, RelayAddresses, Role
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.relay.lease_changes import LeaseChange
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from edgelink.errors import (
     UntrustedError,
 )
 from edgelink.log import redact
-from edgelink.registry.authority import EnrolResult
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership, refusal
-from edgelink.registry.payloads import EnrolReply
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership, refusal
+from edgelink.protocol.payloads import EnrolReply
+from edgelink.relay.authority import EnrolResult
 from edgelink.testing import FakeClock
 
 

@@ -22,13 +22,13 @@ from in_memory import IN_MEMORY
 from registry_world import World
 
 from edgelink.errors import EdgelinkError
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.records import AccessRule
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.token import Token
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Lease, Role
+from edgelink.protocol.token import Token
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.relay.records import AccessRule
+from edgelink.relay.store import RegistryStore
 from edgelink.testing import FakeClock
 
 EXAMPLES, STEPS = 210 if os.environ.get("EDGELINK_SOAK") else 40, 50

@@ -11,11 +11,11 @@ from telling import refuses
 
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.network_watch import NetworkWatch
-from edgelink.registry.rotations import RotationRequest
-from edgelink.registry.transport import Message
+from edgelink.member.network_watch import NetworkWatch
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.transport import Message
+from edgelink.relay.rotations import RotationRequest
 
 
 class Disk(Files):

@@ -15,17 +15,16 @@ from test_registry_service_enrol import ADDRESS
 from test_registry_service_enrol import Relay as ServingRelay
 
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, RegistryUnavailableError
-from edgelink.registry.enrol import exchange
-from edgelink.registry.keys import Kind, NodeKey, seal
-from edgelink.registry.membership import Membership
-from edgelink.registry.node_channel import COOKIE_S
-from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.refusals import Refusals
-from edgelink.registry.request_desk import Answered, RequestDesk
-from edgelink.registry.requests import Done, NodeReply, NodeRequest, Renew
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, Message
+from edgelink.member.enrol_request import exchange
+from edgelink.protocol.keys import Kind, NodeKey, seal
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Lease, Role
+from edgelink.protocol.refusals import Refusals
+from edgelink.protocol.requests import COOKIE_S, Done, NodeReply, NodeRequest, Renew
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Login, Message
+from edgelink.relay.request_desk import Answered, RequestDesk
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside, eventually
 from edgelink.testing.registry_client import LoneClient
 

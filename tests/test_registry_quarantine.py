@@ -14,11 +14,11 @@ from test_registry_service_enrol import Relay
 
 from edgelink.conditions import Status
 from edgelink.errors import LeaseConflictError, RegistryError
-from edgelink.registry.authority import Authority
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import ConditionReport, Lease, NodeStatus, Role
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import ConditionReport, Lease, NodeStatus, Role
+from edgelink.protocol.transport import Message
+from edgelink.relay.authority import Authority
+from edgelink.relay.lease_changes import LeaseChange
 
 DAY_S = 24 * 3600.0
 

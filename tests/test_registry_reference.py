@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from reference_pages.mqtt import models, render
 
-from edgelink.registry.dynamic_security import CONTROL_TOPIC
-from edgelink.registry.payloads import Payload
-from edgelink.registry.topic_table import LEASE, STATUS, TOPICS
-from edgelink.registry.topics import ANY, Topics, topic_of
-from edgelink.registry.transport import Login, Message
+from edgelink.protocol.payloads import Payload
+from edgelink.protocol.topic_table import LEASE, STATUS, TOPICS
+from edgelink.protocol.topics import ANY, Topics, topic_of
+from edgelink.protocol.transport import Login, Message
+from edgelink.relay.dynamic_security import CONTROL_TOPIC
 from edgelink.testing.memory_transport import MemoryBroker, MemorySession
 
 _ROOT = Path(__file__).parent.parent
@@ -67,8 +67,8 @@ def test_ids_are_read_back_of_this_network_alone() -> None:
 
 
 def test_every_payload_that_there_is_is_told_of() -> None:
-    """Those of :mod:`edgelink.registry`; what goes over other ways than MQTT is not on this page."""
-    ours = {kind for kind in Payload.__subclasses__() if kind.__module__.startswith("edgelink.registry.")}
+    """Those of :mod:`edgelink.protocol`; what goes over other ways than MQTT is not on this page."""
+    ours = {kind for kind in Payload.__subclasses__() if kind.__module__.startswith("edgelink.protocol.")}
     assert len(ours) > 15
     assert ours - {*models()} == set()
 

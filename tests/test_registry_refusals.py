@@ -9,12 +9,12 @@ from test_registry_service_enrol import Relay
 
 from edgelink.errors import UntrustedError
 from edgelink.log import recent
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.rate_limit import RequestLimit
-from edgelink.registry.refusals import Refusals, refusal_reason
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import NodeStatus, Role
+from edgelink.protocol.refusals import Refusals, refusal_reason
+from edgelink.protocol.request_limit import RequestLimit
+from edgelink.protocol.transport import Message
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.registry_service import LoneService
 

@@ -10,12 +10,12 @@ import pytest
 from pydantic import ValidationError
 from registry_world import ADDRESSES, PEERS, World
 
-from edgelink.registry.authority import Authority
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_RELAYS, Directory, RelayAddresses, Role
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, MAX_RELAYS, Directory, RelayAddresses, Role
+from edgelink.protocol.token import Token
+from edgelink.relay.authority import Authority
+from edgelink.relay.tokens import TokenRequest
 
 SECOND = RelayAddresses(
     overlay_peers=("tcp://198.51.100.7:11010",),

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from registry_world import World
 
 from edgelink.errors import UntrustedError
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Directory, DirectoryEntry, Envelope, Role, RosterPage
-from edgelink.registry.publications import Publications
-from edgelink.registry.roster import MAX_WHOLE, Pages, completed, digest, pages_of, shortened
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, Directory, DirectoryEntry, Envelope, Role, RosterPage
+from edgelink.protocol.roster_pages import MAX_WHOLE, Pages, completed, digest, pages_of, shortened
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.publications import Publications
 from edgelink.testing import FakeClock
 from edgelink.testing.payloads import entry
 from edgelink.testing.registry_client import LoneClient

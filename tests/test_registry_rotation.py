@@ -11,19 +11,11 @@ from fleet_world import REVOKED, ROTATED, Fleet, fleet  # noqa: F401
 from telling import refuses
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
-from edgelink.registry.rotation import (
-    HeldSecret,
-    Progress,
-    RotationRecord,
-    Step,
-    epoch_after,
-    generation_after,
-    next_look,
-    next_step,
-)
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.relay.rotation import Progress, RotationRecord, Step, epoch_after, generation_after, next_look, next_step
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

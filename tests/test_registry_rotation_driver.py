@@ -9,10 +9,10 @@ from registry_world import World
 from sim import Box, Sim, story
 
 from edgelink.errors import NotCommittedError
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import NetworkAnswer, Role
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import NetworkAnswer, Role
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
 
 
 def say(relay: Box, node: Box, payload: bytes, *, retain: bool = False) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fleet_world import ROTATED, Fleet, go_on
 
-from edgelink.registry import fault_points
+from edgelink import fault_points
 
 REVOCATION_STEPS = [point for point in fault_points.ROTATION_POINTS if point != "rotate.abort"]
 

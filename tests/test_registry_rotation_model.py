@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from in_memory import IN_MEMORY
 
-from edgelink.registry.payloads import NetworkSecrets, NetworkState
-from edgelink.registry.rotation import HeldSecret
-from edgelink.registry.rotations import RotationRequest
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.payloads import NetworkSecrets, NetworkState
+from edgelink.relay.rotations import RotationRequest
 
 
 class Rotation(RuleBasedStateMachine):

@@ -16,19 +16,19 @@ import pytest
 from registry_world import DEFAULT_CIDR, World
 from structlog.testing import capture_logs
 
+from edgelink.daemon.leave import tell_left
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, TokenError
-from edgelink.registry import enrol
-from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
-from edgelink.registry.enrol import Machine, exchange, request_membership
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import Membership, refusal
-from edgelink.registry.payloads import Directory, EnrolReply, EnrolRequest, Envelope, NodeStatus, Role
-from edgelink.registry.service import RegistryService
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message
-from edgelink.roles.leave import tell_left
+from edgelink.member import enrol_request
+from edgelink.member.enrol_request import Machine, exchange, request_membership
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import Membership, refusal
+from edgelink.protocol.payloads import Directory, EnrolReply, EnrolRequest, Envelope, NodeStatus, Role
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import ANY, Topics
+from edgelink.protocol.transport import Login, Message
+from edgelink.relay.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
+from edgelink.relay.registry_service import RegistryService
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, beside, eventually
 from edgelink.testing.registry_service import LoneService
 
@@ -349,7 +349,7 @@ async def test_a_request_says_when_it_was_made(relay: Relay, monkeypatch: pytest
         return relay.world.authority.enrol(request, token.token_id).reply
 
     broker = MemoryBroker()
-    monkeypatch.setattr(enrol, "exchange", answer)
+    monkeypatch.setattr(enrol_request, "exchange", answer)
     machine = SimpleNamespace(pinned_ca=fetch, transport=lambda _: MemoryTransport({token.addresses[0]: broker}))
     await request_membership(token, key, machine=machine, hostname="edge-1", role=None, clock=relay.world.clock)
     assert [request.asked_at for request in asked] == [relay.world.clock.now()]
@@ -371,7 +371,7 @@ async def test_a_clock_that_is_off_is_told_by_whom_joins(
     async def answer(_session: object, _token: object, request: Envelope, *_: object) -> EnrolReply:
         return relay.world.authority.enrol(request, token.token_id).reply
 
-    monkeypatch.setattr(enrol, "exchange", answer)
+    monkeypatch.setattr(enrol_request, "exchange", answer)
     transport = MemoryTransport({token.addresses[0]: MemoryBroker()})
     machine = SimpleNamespace(pinned_ca=fetch, transport=lambda _: transport)
     with capture_logs() as logs:

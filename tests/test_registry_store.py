@@ -22,13 +22,13 @@ from telling import refuses
 from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.files import AT_ONCE
-from edgelink.registry.backup import backup, restore
-from edgelink.registry.database import SCHEMA_VERSION, Database
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.records import FROM_JSON
-from edgelink.registry.store import RegistryStore
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Lease, Role
+from edgelink.relay.backup import backup, restore
+from edgelink.relay.database import SCHEMA_VERSION, Database
+from edgelink.relay.passwords import broker_password_hash
+from edgelink.relay.records import FROM_JSON
+from edgelink.relay.store import RegistryStore
 from edgelink.testing import FakeClock
 
 

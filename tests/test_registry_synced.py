@@ -18,8 +18,8 @@ _PROGRAM = """
 import os, sys
 from pathlib import Path
 from registry_world import World
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_changes import LeaseChange
+from edgelink.protocol.keys import NodeKey
+from edgelink.relay.lease_changes import LeaseChange
 
 for way in ("careful", "careless"):
     directory = Path(sys.argv[1]) / way

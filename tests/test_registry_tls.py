@@ -14,8 +14,8 @@ import pytest
 from telling import refuses
 
 from edgelink.errors import RegistryUnavailableError, UntrustedError
-from edgelink.registry.authority_keys import AuthorityKeys, issue_certificates
-from edgelink.registry.tls import client_context, explain_tls_error, fetch_pinned_ca
+from edgelink.protocol.tls import client_context, explain_tls_error, fetch_pinned_ca
+from edgelink.relay.authority_keys import AuthorityKeys, issue_certificates
 from edgelink.testing import FakeClock
 
 HOST = "127.0.0.1"

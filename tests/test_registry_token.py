@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgelink.errors import TokenError
-from edgelink.registry.token import PREFIX, Token, split_address
+from edgelink.protocol.token import PREFIX, Token, split_address
 
 URL_SAFE = string.ascii_letters + string.digits + "-_"
 TOKEN = Token(

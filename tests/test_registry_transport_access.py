@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgelink.registry.dynamic_security import (
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.topics import ANY, Topics
+from edgelink.relay.dynamic_security import (
     ADMIN,
     NOTHING_ELSE,
     access_of,
@@ -18,10 +20,8 @@ from edgelink.registry.dynamic_security import (
     document,
     fingerprint,
 )
-from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Role
-from edgelink.registry.records import BrokerUser
-from edgelink.registry.topics import ANY, Topics
+from edgelink.relay.passwords import broker_password_hash
+from edgelink.relay.records import BrokerUser
 
 TOPICS = Topics("net")
 OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.silence, TOPICS.node_request)

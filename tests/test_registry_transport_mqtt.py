@@ -14,9 +14,9 @@ import pytest
 from telling import refuses
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport, Session, _MqttSession
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.transport import Login, MqttTransport, Session, _MqttSession
+from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.tasks import apart
 from edgelink.testing import FakeClock
 

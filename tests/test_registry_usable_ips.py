@@ -10,16 +10,16 @@ import pytest
 from registry_world import DEFAULT_CIDR, World
 
 from edgelink.config.models import DEFAULT_QUARANTINE_S
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.founding import NetworkRequest, settle_network
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.payloads import Directory, Role
-from edgelink.registry.roster import MAX_WHOLE
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Directory, Role
+from edgelink.protocol.roster_pages import MAX_WHOLE
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.founding import NetworkRequest, settle_network
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.relay.store import RegistryStore
 from edgelink.testing.registry_client import LoneClient
 
 
@@ -78,7 +78,7 @@ def test_where_others_may_be_in_use_none_are_told(tmp_path: Path, monkeypatch: p
     assert restless.usable_ips() is None
     assert restless.full_directory().unleased_ips is None
 
-    monkeypatch.setattr("edgelink.registry.authority.MAX_UNLEASED", 1)
+    monkeypatch.setattr("edgelink.relay.authority.MAX_UNLEASED", 1)
     for number, left in ((1, 1), (2, None)):
         world.join(f"edge-{number}")
         world.authority.change_lease(f"edge-{number}", LeaseChange(overlay_ip=IPv4Address(f"10.10.0.{70 + number}")))

@@ -12,8 +12,8 @@ from telling import refuses
 from wire_vectors import NODE, PLAIN, REGISTRY_VERIFY_KEY, SIGNED
 
 from edgelink.errors import UntrustedError
-from edgelink.registry.keys import _signed_bytes, node_id_of, open_envelope
-from edgelink.registry.payloads import Envelope
+from edgelink.protocol.keys import _signed_bytes, node_id_of, open_envelope
+from edgelink.protocol.payloads import Envelope
 
 
 @pytest.mark.parametrize("name", [*SIGNED, *PLAIN])

@@ -14,22 +14,22 @@ from telling import Words
 
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError
+from edgelink.member.enrolment import require_role
 from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.protocol.held_secret import NetworkTold
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
-from edgelink.roles.enrolment import require_role
+from edgelink.relay.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.head import Head
-from edgelink.roles.progress import missing_in_words
-from edgelink.roles.ranks import could_take_part, rank_map
-from edgelink.roles.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
-from edgelink.roles.relay_addresses import overlay_peers, stun_servers
-from edgelink.roles.run_requests import node_count
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.runs.progress import missing_in_words
+from edgelink.runs.ranks import could_take_part, rank_map
+from edgelink.runs.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
+from edgelink.runs.run_requests import node_count
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 from edgelink.testing.payloads import entry

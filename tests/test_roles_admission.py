@@ -13,21 +13,13 @@ from registry_world import World as RegistryWorld
 from edgelink.conditions import ConditionSet, Said, Status
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.files import AT_ONCE
-from edgelink.registry.claims import Admission, Life
-from edgelink.registry.client import Session
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.requests import Answer, Claim, Done, Question, Verdict
-from edgelink.roles.admission import (
-    ASK_AGAIN_S,
-    PATIENCE_S,
-    Claimant,
-    Claimed,
-    ClonedNodeError,
-    Inputs,
-    MakeClaim,
-)
-from edgelink.roles.lease_follower import Inputs as LeaseInputs
-from edgelink.roles.lease_follower import Looked, lease_in_words, leased
+from edgelink.member.admission import ASK_AGAIN_S, PATIENCE_S, Claimant, Claimed, ClonedNodeError, Inputs, MakeClaim
+from edgelink.member.lease_follower import Inputs as LeaseInputs
+from edgelink.member.lease_follower import Looked, lease_in_words, leased
+from edgelink.member.registry_client import Session
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Admission, Life
+from edgelink.protocol.requests import Answer, Claim, Done, Question, Verdict
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import GivenBoard, board_with, settle
 

@@ -15,10 +15,10 @@ from sim_machine import GCS, RAYLET
 
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode
-from edgelink.roles.cluster_ray import at_the_end, stopped
 from edgelink.roles.head import Head
-from edgelink.roles.readiness import NodeReadiness
-from edgelink.roles.runs import Runs
+from edgelink.runs.cluster_ray import at_the_end, stopped
+from edgelink.runs.readiness import NodeReadiness
+from edgelink.runs.runs import Runs
 
 
 def raylets(*boxes: Box) -> list[int]:

@@ -24,11 +24,11 @@ from edgelink.conditions import Phase, Status
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.facts.board import Table
+from edgelink.protocol.payloads import ConditionReport, NodeStatus, Role
 from edgelink.ray_cluster.pause import Pause
-from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
-from edgelink.roles.dashboard import Dashboard, device_counters
-from edgelink.roles.dashboard_view import health, placed_by_rank
-from edgelink.roles.recorder import noted
+from edgelink.telemetry.dashboard import Dashboard, device_counters
+from edgelink.telemetry.dashboard_view import health, placed_by_rank
+from edgelink.telemetry.recorder import noted
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, pretend
 from edgelink.testing.payloads import entry

@@ -8,9 +8,9 @@ import pytest
 
 from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryError, RegistryUnavailableError
-from edgelink.registry.payloads import Directory
-from edgelink.registry.requests import Answer, Done, EchoUp, EchoWord, Question
-from edgelink.roles.doubts import Asked, AskRegistry, Doubts, Inputs
+from edgelink.member.doubts import Asked, AskRegistry, Doubts, Inputs
+from edgelink.protocol.payloads import Directory
+from edgelink.protocol.requests import Answer, Done, EchoUp, EchoWord, Question
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 from edgelink.testing.payloads import entry

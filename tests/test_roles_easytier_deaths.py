@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from registry_world import World
 
 from edgelink.errors import OverlayError, UntrustedError
+from edgelink.overlay.easytier_deaths import EasyTierDeaths
 from edgelink.overlay.status import Peer
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import Directory, EasyTierDeath, Role
-from edgelink.registry.refusals import Refusals
-from edgelink.registry.topics import Topics
-from edgelink.roles.easytier_deaths import EasyTierDeaths
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Directory, EasyTierDeath, Role
+from edgelink.protocol.refusals import Refusals
+from edgelink.protocol.topics import Topics
 from edgelink.testing import FakeClock, beside, eventually
 from edgelink.testing.facts import board_with, give, pretend
 

@@ -12,10 +12,10 @@ from sim_machine import RAYLET
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.errors import ExitCode, UsageError
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
-from edgelink.registry.payloads import Role
-from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.node import Node
+from edgelink.runs.edge_ray import EdgeRay
 
 
 async def restart(edge: Box, **body: Any) -> list[dict[str, Any]]:

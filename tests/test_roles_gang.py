@@ -11,10 +11,10 @@ from head_world import CLOUD, EDGE_1, EDGE_2, Head, first, member
 from telling import Words
 
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, UsageError
+from edgelink.protocol.payloads import DirectoryEntry, NodeStatus
 from edgelink.ray_cluster.pause import Pause
-from edgelink.registry.payloads import DirectoryEntry, NodeStatus
-from edgelink.roles.ranks import free_ranks
-from edgelink.roles.selection import Selection
+from edgelink.runs.ranks import free_ranks
+from edgelink.runs.selection import Selection
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import NetworkState
+from edgelink.daemon.this_machine import ThisMachine
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import NetworkState
 from edgelink.roles.head import Head, put_out
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 

@@ -9,7 +9,7 @@ from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
-from edgelink.roles import heard
+from edgelink.runs import heard
 
 TRAINER, STRANGER = 61001, 61002
 WANTED = {"wanted": ["10.10.0.3", "10.10.0.4", "10.10.0.5"]}

@@ -14,10 +14,10 @@ import pytest
 from edgelink.clock import SystemClock
 from edgelink.config import Config
 from edgelink.config.models import RobotConfig
+from edgelink.member import hold
+from edgelink.member.hold import HoldHook
 from edgelink.process import answer, procfs
 from edgelink.process.outside import outside_of_unit
-from edgelink.roles import hold
-from edgelink.roles.hold import HoldHook
 from edgelink.testing import eventually
 
 USER = pwd.getpwuid(os.geteuid()).pw_name

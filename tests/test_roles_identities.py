@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
+from edgelink.overlay.identities import Identities
 from edgelink.overlay.status import Peer
-from edgelink.registry.claims import ALTERNATION_S
-from edgelink.roles.identities import Identities
+from edgelink.protocol.alternation import ALTERNATION_S
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 

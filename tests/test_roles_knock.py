@@ -17,14 +17,14 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.errors import UntrustedError, UsageError
+from edgelink.overlay import knock
+from edgelink.overlay.knock import Knock, KnockAnswer, KnockError, ask_relay
 from edgelink.overlay.stun_server import StunServer
 from edgelink.process.ports import Listener
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import Envelope
-from edgelink.roles import knock
-from edgelink.roles.knock import Knock, KnockAnswer, KnockError, ask_relay
-from edgelink.roles.knocker import MOST_AT_ONCE, PER_NODE_S, Knocker, Source, dial
-from edgelink.roles.outside_view import asked_ports, one_a_host
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.payloads import Envelope
+from edgelink.relay.knocker import MOST_AT_ONCE, PER_NODE_S, Knocker, Source, dial
+from edgelink.shield.outside_view import asked_ports, one_a_host
 from edgelink.testing import FakeClock, eventually
 
 NETWORK, OVERLAY = "n" * 16, IPv4Network("10.10.0.0/24")

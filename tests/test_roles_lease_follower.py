@@ -12,17 +12,17 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
-from edgelink.registry.claims import Admission
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.lease_watch import WAITS, waiting_for_lease
-from edgelink.registry.membership import Membership, put_membership
-from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.payloads import ConditionReport, Envelope, Lease, NodeStatus, Role
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
-from edgelink.roles.lease_follower import LeaseFollower
-from edgelink.roles.ranks import keeping_addresses, keeping_ranks
+from edgelink.member.lease_follower import LeaseFollower
+from edgelink.member.membership_store import MembershipStore
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership, put_membership
+from edgelink.protocol.payloads import ConditionReport, Envelope, Lease, NodeStatus, Role
+from edgelink.protocol.statuses import WAITS, waiting_for_lease
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.relay.lease_changes import LeaseChange
+from edgelink.runs.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with, settle
 from edgelink.testing.payloads import entry

@@ -15,17 +15,11 @@ from telling import refuses
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.daemon.leave import forget_network, holder_elsewhere, lease_of, refuse_beside_container, refuse_to_leave
 from edgelink.errors import ExitCode, UsageError
 from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.node import RayNode
-from edgelink.roles.leave import (
-    forget_network,
-    holder_elsewhere,
-    lease_of,
-    refuse_beside_container,
-    refuse_to_leave,
-)
-from edgelink.roles.run_lock import RunInProgressError, RunLock
+from edgelink.runs.run_lock import RunInProgressError, RunLock
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from edgelink.api.server import LocalApi
 from edgelink.cli.stopping import stop_node
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.daemon.leftovers import end_leftovers
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.overlay.nft import Table
 from edgelink.process import ProcessSpec, SessionLauncher, SupervisedProcess
 from edgelink.ray_cluster.interpreter import user_of
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.record import RayLaunch
-from edgelink.roles.leftovers import end_leftovers
 from edgelink.testing import eventually
 
 _DAEMON = """

@@ -9,8 +9,8 @@ import pytest
 from old_timeouts import old_timeouts  # noqa: F401
 from stopping import stop_request
 
+from edgelink.daemon.lifecycle import end_all, run_until_stopped
 from edgelink.errors import ConfigError, ProcessStopError
-from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.timeouts import timeout
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgelink.registry.claims import is_same_machine
-from edgelink.registry.payloads import MAX_MACHINE_PARTS
-from edgelink.roles.machine import Device, addresses, fingerprint, machine_parts
+from edgelink.member.machine import Device, addresses, fingerprint, machine_parts
+from edgelink.protocol.payloads import MAX_MACHINE_PARTS
+from edgelink.relay.claims import is_same_machine
 
 CARD, WIFI, DONGLE = "02:fc:00:00:00:01", "9c:b6:d0:00:00:02", "00:e0:4c:00:00:03"
 UUID = "4c4c4544-0042-3510-8051-b4c04f4e3732"

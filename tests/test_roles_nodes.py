@@ -16,10 +16,10 @@ from test_inside import spec
 from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
+from edgelink.protocol.payloads import ConditionReport, EdgesOpenTo, NodeStatus
 from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.payloads import ConditionReport, EdgesOpenTo, NodeStatus
 from edgelink.testing.facts import give
 
 BY_HAND = RayMember("f00", "10.10.0.77", None, True, "laptop", cpus=4)

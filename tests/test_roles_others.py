@@ -14,7 +14,7 @@ from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.roles.others import KnownNode, Others
+from edgelink.telemetry.others import KnownNode, Others
 from edgelink.testing.facts import give
 
 ANYBODY = Caller(1, 1000, 1000)

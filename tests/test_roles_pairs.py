@@ -16,12 +16,12 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.facts.part import run_part
 from edgelink.overlay.pair_heal import Word
+from edgelink.overlay.pairs import Case, Close, Do, Inputs, Look, NoteLoss, Pairs, Restart, Seen
 from edgelink.overlay.status import Peer
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import Directory, PairSilence, RelayAddresses, Role
-from edgelink.registry.topics import Topics
-from edgelink.roles.pairs import Case, Close, Do, Inputs, Look, NoteLoss, Pairs, Restart, Seen
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.payloads import Directory, PairSilence, RelayAddresses, Role
+from edgelink.protocol.topics import Topics
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import board_with, settle
 

@@ -14,9 +14,9 @@ from edgelink.duration import brief
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.overlay.ways import Ways
+from edgelink.protocol.payloads import Directory
 from edgelink.ray_cluster.pause import Pause
-from edgelink.registry.payloads import Directory
-from edgelink.roles.pauses import Inputs, Pauses, Seen, silent_members
+from edgelink.runs.pauses import Inputs, Pauses, Seen, silent_members
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 

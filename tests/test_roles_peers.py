@@ -22,9 +22,9 @@ from edgelink.facts.part import run_part
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.echo_proof import Identity, Proof
+from edgelink.overlay.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
-from edgelink.roles.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give, settle
 

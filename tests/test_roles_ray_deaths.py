@@ -8,12 +8,12 @@ import pytest
 from registry_world import World
 
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Table
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
+from edgelink.protocol.keys import Kind, NodeKey, open_envelope
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
 from edgelink.roles.node import Node
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 

@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.log import hide
+from edgelink.overlay.peers import Peers
 from edgelink.roles.edge import Edge
-from edgelink.roles.peers import Peers
-from edgelink.roles.recorder import Recorder, recorded
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.telemetry.recorder import Recorder, recorded
 from edgelink.testing import FakeClock
 
 

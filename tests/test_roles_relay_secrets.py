@@ -15,13 +15,13 @@ from sim_machine import BROKER
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ExitCode, UsageError
 from edgelink.overlay.link import LinkState
-from edgelink.registry.payloads import Role
-from edgelink.registry.rotations import Revoked
-from edgelink.registry.statuses import SILENCE_S
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.statuses import SILENCE_S
+from edgelink.relay.rotations import Revoked
 from edgelink.roles import bootstrap
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import pretend
 

@@ -16,14 +16,14 @@ from edgelink import log
 from edgelink.api.server import Caller
 from edgelink.errors import ExitCode, NotRecordedError, RegistryError, UsageError
 from edgelink.facts.part import Action
-from edgelink.registry.client import Session
-from edgelink.registry.keys import NodeKey, seal
-from edgelink.registry.payloads import Role
-from edgelink.registry.renewals import EVERY_S, Renewals
-from edgelink.registry.requests import NodeRequest, Renew
-from edgelink.registry.transport import Message
-from edgelink.roles.join import join
-from edgelink.roles.renewal import AskRegistry, Forget, Inputs, Renewal
+from edgelink.member.join import join
+from edgelink.member.registry_client import Session
+from edgelink.member.renewal import AskRegistry, Forget, Inputs, Renewal
+from edgelink.protocol.keys import NodeKey, seal
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.requests import NodeRequest, Renew
+from edgelink.protocol.transport import Message
+from edgelink.relay.renewals import EVERY_S, Renewals
 from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
 

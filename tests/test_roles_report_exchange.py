@@ -19,11 +19,11 @@ from telling import refuses
 
 from edgelink.api.server import Caller
 from edgelink.errors import DeadlineError, UntrustedError, UsageError
-from edgelink.registry.keys import Kind, NodeKey, seal
-from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
-from edgelink.registry.topics import Topics
-from edgelink.roles import report_exchange
-from edgelink.roles.report_exchange import ReportExchange, pack, unpack
+from edgelink.protocol.keys import Kind, NodeKey, seal
+from edgelink.protocol.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
+from edgelink.protocol.topics import Topics
+from edgelink.telemetry import report_exchange
+from edgelink.telemetry.report_exchange import ReportExchange, pack, unpack
 from edgelink.testing import FakeClock, beside, eventually
 from edgelink.timeouts import timeout
 

@@ -14,11 +14,11 @@ from telling import Words
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, HostConfig, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.process import host_tcp
+from edgelink.ray_cluster.host_ride_through import RideThroughReconciler
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.roles.head import Head
-from edgelink.roles.ride_through import RideThroughReconciler
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing.facts import board_with
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from aiohttp import web
 
 from edgelink.config import Config, Paths
-from edgelink.registry.payloads import RelayAddresses
+from edgelink.daemon.this_machine import ThisMachine
+from edgelink.protocol.payloads import RelayAddresses
 from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.edge import Edge
 from edgelink.roles.head import Head
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 EVERYWHERE = {"GET /status", "POST /stop", "GET /log", "GET /board", "GET /paths", "GET /peers", "POST /ping"}

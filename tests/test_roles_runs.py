@@ -18,14 +18,14 @@ from telling import Words, refuses
 
 from edgelink.api.server import Caller
 from edgelink.config import Config
+from edgelink.daemon.lifecycle import run_until_stopped
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
 from edgelink.launch.run_account import RunAccount
 from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
+from edgelink.protocol.payloads import NodeStatus
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.registry.payloads import NodeStatus
-from edgelink.roles.lifecycle import run_until_stopped
-from edgelink.roles.run_lock import RunInProgressError
+from edgelink.runs.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry

@@ -14,13 +14,12 @@ from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.facts.part import Decision
 from edgelink.files import AT_ONCE
-from edgelink.registry.membership import Membership, put_membership, update_membership
-from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import NetworkAnswer, NetworkState, Rotation
-from edgelink.registry.rotation import HeldSecret, HookAnswer
-from edgelink.registry.rotations import NodeRevokedError
-from edgelink.roles.secret_epochs import AskHook, HoldInputs, Inputs, Record, RobotHold, SecretEpochs, TakeUp, Tell
+from edgelink.member.membership_store import MembershipStore
+from edgelink.member.secret_epochs import AskHook, HoldInputs, Inputs, Record, RobotHold, SecretEpochs, TakeUp, Tell
+from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
+from edgelink.protocol.membership import Membership, put_membership, update_membership
+from edgelink.protocol.payloads import NetworkAnswer, NetworkState, Rotation
+from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with
 from edgelink.testing.registry_client import LoneClient

@@ -13,11 +13,8 @@ from registry_world import World
 from edgelink.conditions import ConditionSet
 from edgelink.errors import OverlayError
 from edgelink.facts.part import Action
-from edgelink.registry.client import Session
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.rotation import HeldSecret
-from edgelink.roles.secret_trial import (
+from edgelink.member.registry_client import Session
+from edgelink.member.secret_trial import (
     LONGEST_PATIENCE_S,
     PATIENCE_S,
     TRY_S,
@@ -28,6 +25,9 @@ from edgelink.roles.secret_trial import (
     Turn,
     Turns,
 )
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 

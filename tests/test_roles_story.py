@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from telling import Words
 
-from edgelink.roles.story import story
+from edgelink.telemetry.story import story
 
 EVENING = datetime(2026, 1, 1, 20, tzinfo=UTC)
 MORNING = EVENING + timedelta(hours=12)

@@ -15,15 +15,15 @@ from structlog.testing import capture_logs
 
 from edgelink.cli.main import edgelink
 from edgelink.config import Config, Paths
+from edgelink.daemon.usable import require_usable
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.process import systemd_launcher
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import put_membership
+from edgelink.protocol.payloads import RelayAddresses, Role
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.pythons import NOBODY_UID
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import put_membership
-from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.roles.bootstrap import warn_of_ignored_settings
-from edgelink.roles.usable import require_usable
 
 NOBODYS = {"user": "no-such-user", "python": "/no/such/python"}
 

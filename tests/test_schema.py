@@ -16,13 +16,13 @@ from edgelink import log
 from edgelink.api import schema
 from edgelink.cli import ping
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.files import private_directory
 from edgelink.overlay.path_watch import Way
-from edgelink.registry.payloads import Role
+from edgelink.protocol.payloads import Role
 from edgelink.roles.edge import Edge
 from edgelink.roles.head import Head
-from edgelink.roles.others import KnownNode, together
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.telemetry.others import KnownNode, together
 from edgelink.testing import FakeClock
 from edgelink.training.run_record import Attempt, RunRecord
 

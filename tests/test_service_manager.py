@@ -16,15 +16,15 @@ from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet, Phase
 from edgelink.config import Config, Paths
+from edgelink.daemon import lifecycle
+from edgelink.daemon.lifecycle import ReloadRequested, StopRequest, run_until_stopped
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import SignalledError
 from edgelink.log import hide
 from edgelink.process.service_manager import ServiceManager, job_type, unit_of
-from edgelink.registry.payloads import Role
-from edgelink.roles import lifecycle
+from edgelink.protocol.payloads import Role
 from edgelink.roles.daemon import status_line
-from edgelink.roles.lifecycle import ReloadRequested, StopRequest, run_until_stopped
 from edgelink.roles.node import Node
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.testing import FakeClock
 
 UNIT = "edgelink-edge.service"

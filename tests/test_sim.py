@@ -12,13 +12,13 @@ from sim_machine import BROKER, EASYTIER, ECHO, GCS, RAYLET, Machine
 
 from edgelink.api import schema
 from edgelink.conditions import Status
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ExitCode, TokenError
+from edgelink.member.admission import PATIENCE_S, ClonedNodeError
+from edgelink.member.registry_client import STATUS_INTERVAL_S
 from edgelink.overlay.rpc_guard import RPC_TABLE
-from edgelink.registry.client import STATUS_INTERVAL_S
-from edgelink.registry.payloads import Role
-from edgelink.registry.rotations import NodeRevokedError
-from edgelink.roles.admission import PATIENCE_S, ClonedNodeError
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.refusals import NodeRevokedError
 
 
 def test_no_daemon_of_a_simulation_touches_this_machine() -> None:

@@ -9,7 +9,7 @@ from test_sim_secrets import Disk, topics
 
 from edgelink.errors import NotRecordedError
 from edgelink.overlay.openings import Opening
-from edgelink.registry.transport import Message
+from edgelink.protocol.transport import Message
 
 SOON_S = 2.0
 

@@ -6,9 +6,10 @@ from sim import Box, Sim, story
 from sim_machine import EASYTIER
 
 from edgelink.errors import ExitCode
-from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, cloned
-from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.roles.admission import ClonedNodeError
+from edgelink.member.admission import ClonedNodeError
+from edgelink.protocol.alternation import ALTERNATION_S, cloned
+from edgelink.protocol.payloads import NodeStatus, Role
+from edgelink.relay.claims import HEARD_S, RETURN_S
 
 
 async def of_one_node(sim: Sim) -> tuple[Box, Box]:

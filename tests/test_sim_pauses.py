@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim import Box, Sim, ready, story
 
-from edgelink.roles.leave import tell_left
+from edgelink.daemon.leave import tell_left
 from edgelink.wording import presence_in_words
 
 

@@ -14,8 +14,8 @@ from sim import Box, Sim, all_ready, story
 from test_sim_ports import answered
 from test_sim_secrets import topics
 
-from edgelink.registry.payloads import Role
-from edgelink.registry.transport import Message
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.transport import Message
 
 SOON_S = 2.0
 

@@ -13,13 +13,13 @@ from sim import Box, Sim, all_ready, ready, secret, story
 from sim_machine import BROKER, EASYTIER
 
 from edgelink.errors import ExitCode, NotCommittedError, NotRecordedError
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.network_watch import STATE_FILE
-from edgelink.registry.payloads import Role
-from edgelink.registry.rotation import Step
-from edgelink.registry.rotations import NodeRevokedError
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Message
+from edgelink.member.network_watch import STATE_FILE
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.refusals import NodeRevokedError
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Message
+from edgelink.relay.rotation import Step
 from edgelink.testing.virtual_time import Program
 
 

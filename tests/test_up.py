@@ -40,13 +40,13 @@ from edgelink.errors import (
     RegistryUnavailableError,
     UsageError,
 )
+from edgelink.member.enrolment import Enrolment
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import put_membership
+from edgelink.protocol.payloads import Lease, Role
+from edgelink.protocol.token import Token
 from edgelink.ray_cluster import pythons
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser, user_of
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import put_membership
-from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.token import Token
-from edgelink.roles.enrolment import Enrolment
 
 ALICE = 1234
 PYTHON = Path("/usr/bin/env")  # a program of root's, on every machine
@@ -553,7 +553,7 @@ def test_down_stops_and_disables_and_up_without_a_token_brings_it_back(
     """The lease stays, and so does the unit."""
     stopped: list[str] = []
     monkeypatch.setattr("edgelink.cli.stopping.stop_node", lambda *_: stopped)
-    monkeypatch.setattr("edgelink.roles.leave.refuse_during_run", lambda *_: None)
+    monkeypatch.setattr("edgelink.daemon.leave.refuse_during_run", lambda *_: None)
     assert here.up(here.token(), *RAY).exception is None
     link = "etc/systemd/system/multi-user.target.wants/edgelink-edge.service"
     lease = here.paths.membership.read_bytes()

@@ -25,8 +25,8 @@ from edgelink.api.web.model import Health, NodeRow, Snapshot, apply, changes
 from edgelink.api.web.pace import Pace, step_of
 from edgelink.api.web.timeline import MOST_OUTAGES, MOST_STEPS, Timeline
 from edgelink.conditions import Status
-from edgelink.registry.payloads import ConditionReport
-from edgelink.roles.recorder import noted
+from edgelink.protocol.payloads import ConditionReport
+from edgelink.telemetry.recorder import noted
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = {"a": "edge-1"}

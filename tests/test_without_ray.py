@@ -20,8 +20,8 @@ from edgelink.conditions import ConditionSet, Phase, Status, derive_phase
 from edgelink.config import Config, load_config
 from edgelink.doctor import Verdict
 from edgelink.errors import ConfigError, EdgelinkError, NoRayError, UsageError
+from edgelink.protocol.payloads import ConditionReport, NodeStatus
 from edgelink.ray_cluster.no_ray import NO_RAY_BRIEF
-from edgelink.registry.payloads import ConditionReport, NodeStatus
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 

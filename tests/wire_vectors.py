@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv4Network
 from nacl.signing import SigningKey
 
 from edgelink.conditions import Status
-from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal, sign_envelope
-from edgelink.registry.payloads import (
+from edgelink.protocol.keys import Kind, NodeKey, request_id_of, seal, sign_envelope
+from edgelink.protocol.payloads import (
     ClusterMember,
     ClusterSpec,
     ConditionReport,
@@ -35,7 +35,7 @@ from edgelink.registry.payloads import (
     Role,
     Rotation,
 )
-from edgelink.registry.requests import Claim, NodeReply, NodeRequest, Refused, Renew, Verdict
+from edgelink.protocol.requests import Claim, NodeReply, NodeRequest, Refused, Renew, Verdict
 
 NETWORK_ID = "abcdefghijklmnop"
 NODE = NodeKey(SigningKey(b"n" * 32))

@@ -47,7 +47,7 @@ def show(*, file: Path | None, as_json: bool) -> None:
     FILE is EDGELINK_CONFIG by default, then /etc/edgelink/edgelink.yaml. Secrets are masked. A daemon of systemd's does
     not see the variables of this shell.
     """
-    from edgelink.roles.report import mask
+    from edgelink.telemetry.report import mask
 
     text = mask(load_config(file).model_dump_json(indent=2))
     if as_json:
@@ -59,8 +59,8 @@ def show(*, file: Path | None, as_json: bool) -> None:
 
 def usable(file: Path | None) -> Config:
     """Return the configuration. Raises ConfigError where this machine's daemon cannot use it, naming all mistakes."""
+    from edgelink.daemon.usable import require_usable
     from edgelink.process.service_manager import ServiceManager
-    from edgelink.roles.usable import require_usable
 
     config = load_config(file)
     require_usable(config, Paths.from_environment(), ServiceManager.of_this_process())

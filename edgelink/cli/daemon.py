@@ -15,8 +15,8 @@ from edgelink.cli.layout import say
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import hostname_like, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
-from edgelink.registry.token import Token
-from edgelink.roles.enrolment import Enrolment
+from edgelink.member.enrolment import Enrolment
+from edgelink.protocol.token import Token
 from edgelink.wording import role_in_words
 
 

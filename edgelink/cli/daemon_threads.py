@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from edgelink.roles.lifecycle import ReloadRequested
+from edgelink.daemon.lifecycle import ReloadRequested
 
 
 class DaemonThreads(ThreadPoolExecutor):

@@ -24,7 +24,7 @@ def command(*, timeout_s: float, config_path: Path | None) -> None:
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
     from edgelink.config import Paths
-    from edgelink.roles.leave import lease_of, refuse_during_run
+    from edgelink.daemon.leave import lease_of, refuse_during_run
     from edgelink.service.installation import to_disable
     from edgelink.service.steps import do
 

@@ -20,7 +20,7 @@ from edgelink.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from edgelink.registry.payloads import Lease
+    from edgelink.protocol.payloads import Lease
 
 
 @click.command("join")
@@ -57,7 +57,7 @@ def command(
     from edgelink.cli.patience import waiting_for
     from edgelink.clock import SystemClock
     from edgelink.config import Paths, load_config
-    from edgelink.roles.join import join
+    from edgelink.member.join import join
     from edgelink.service.installation import VERBS
 
     machine = None

@@ -27,7 +27,7 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
     from edgelink.config import Paths
-    from edgelink.roles.leave import (
+    from edgelink.daemon.leave import (
         forget_network,
         holder_elsewhere,
         lease_of,

@@ -29,8 +29,8 @@ from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
 from edgelink.process.output import Follower, read_end
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.temp_dir import ray_log_directory, sessions_in
-from edgelink.roles.report import RAY_LOGS, hide_secrets, mask
 from edgelink.service import units as service_units
+from edgelink.telemetry.report import RAY_LOGS, hide_secrets, mask
 from edgelink.wording import printable
 
 _LOOK_S = 0.5

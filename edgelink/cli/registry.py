@@ -146,7 +146,7 @@ def check(*, as_json: bool) -> None:
 
     Changes nothing. Exit status 1: it is not whole.
     """
-    from edgelink.registry.check import check_registry
+    from edgelink.relay.database_check import check_registry
 
     checked = check_registry(Paths.from_environment())
     if as_json:
@@ -218,7 +218,7 @@ def backup(*, file: Path) -> None:
     """
     from edgelink.clock import SystemClock
     from edgelink.files import write_named
-    from edgelink.registry import backup as backups
+    from edgelink.relay import backup as backups
 
     if str(file) == "-":
         if sys.stdout.isatty():
@@ -242,7 +242,7 @@ def restore(*, file: BinaryIO, replace: bool) -> None:
     """
     from edgelink.api.server import only_one
     from edgelink.clock import SystemClock
-    from edgelink.registry import backup as backups
+    from edgelink.relay import backup as backups
 
     paths = Paths.from_environment()
     with ExitStack() as held:

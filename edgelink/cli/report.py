@@ -28,10 +28,10 @@ from edgelink.config import Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import write_named
-from edgelink.registry.membership import Membership
-from edgelink.roles.recorder import noted
-from edgelink.roles.report import collect, hide_secrets, mask
-from edgelink.roles.story import KINDS, story
+from edgelink.protocol.membership import Membership
+from edgelink.telemetry.recorder import noted
+from edgelink.telemetry.report import collect, hide_secrets, mask
+from edgelink.telemetry.story import KINDS, story
 from edgelink.wording import printable
 
 _HOST_CHARACTERS = 32  # so that the name of the file fits a terminal

@@ -19,10 +19,10 @@ from edgelink.cli.wait import wait_ready
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.daemon.leave import forget_network, lease_of, refuse_during_run, refuse_to_leave, say_goodbye
+from edgelink.daemon.leftovers import end_leftovers
 from edgelink.errors import ConfigError, DeadlineError, MissingDependencyError, UsageError
 from edgelink.process.service_manager import is_systemd_running
-from edgelink.roles.leave import forget_network, lease_of, refuse_during_run, refuse_to_leave, say_goodbye
-from edgelink.roles.leftovers import end_leftovers
 from edgelink.service.installation import (
     chosen_roles,
     drop_ins,

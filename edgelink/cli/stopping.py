@@ -14,8 +14,8 @@ from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import who
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
+from edgelink.daemon.leftovers import end_leftovers
 from edgelink.errors import ConfigError, DeadlineError
-from edgelink.roles.leftovers import end_leftovers
 
 
 def config_to_end_by(config_path: Path | None) -> Config:

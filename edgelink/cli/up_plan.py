@@ -11,8 +11,8 @@ from pathlib import Path
 from edgelink.config import Config
 from edgelink.config.edit import Settings
 from edgelink.errors import ConfigError, MissingDependencyError, UsageError
+from edgelink.protocol.payloads import Lease, Role
 from edgelink.ray_cluster.interpreter import Interpreter
-from edgelink.registry.payloads import Lease, Role
 
 _MAKE_ONE = (
     "name it: --python /path/to/bin/python; or make one: `python3 -m venv /opt/train` and "

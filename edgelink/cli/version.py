@@ -26,8 +26,8 @@ def _found() -> dict[str, Any]:
     import sys
 
     from edgelink.api.json_version import VERSION
-    from edgelink.registry.database import SCHEMA_VERSION
-    from edgelink.registry.payloads import PROTOCOL_VERSION
+    from edgelink.protocol.payloads import PROTOCOL_VERSION
+    from edgelink.relay.database import SCHEMA_VERSION
 
     return {
         "schema": VERSION,

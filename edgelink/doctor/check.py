@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from edgelink.config import Config, Paths
 from edgelink.doctor.probes import Probes
 from edgelink.errors import EdgelinkError
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
 from edgelink.wording import few, role_in_words
 
 BOOTSTRAP = "bootstrap"

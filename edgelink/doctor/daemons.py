@@ -6,7 +6,7 @@ from edgelink.api.client import how_to_start
 from edgelink.condition_table.informing import NODES_READY
 from edgelink.conditions import Status
 from edgelink.doctor.check import Finding, Surroundings, Verdict
-from edgelink.registry.payloads import Role
+from edgelink.protocol.payloads import Role
 from edgelink.wording import role_in_words
 
 

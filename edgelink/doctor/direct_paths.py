@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 
 from edgelink.doctor.check import Finding, Surroundings, Verdict
 from edgelink.errors import EdgelinkError
-from edgelink.registry.membership import Membership
+from edgelink.protocol.membership import Membership
 
 
 def stun_answers(surroundings: Surroundings) -> Finding:

@@ -11,11 +11,11 @@ from edgelink.config import Config
 from edgelink.doctor.check import Finding, Verdict, limited
 from edgelink.process import ports
 from edgelink.process.port_ranges import listed
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.rendezvous import TORCH_PORTS, ephemeral_ranges
-from edgelink.registry.payloads import Role
-from edgelink.roles.inside import documented
-from edgelink.roles.knocker import dial
+from edgelink.relay.knocker import dial
+from edgelink.shield.inside import documented
 
 # ssh, web, and where notebooks, desktops, databases and robots' own software often listen.
 _OFTEN = (21, 22, 23, 80, 111, 139, 443, 445, 1883, 2049, 2375, 3000, 3306, 3389, 5000, 5201, 5432, 5900, 6006, 6379)

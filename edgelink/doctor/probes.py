@@ -35,10 +35,10 @@ from edgelink.overlay.reach import answers_ping, may_open_raw
 from edgelink.overlay.ways import Ways, look
 from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
+from edgelink.protocol.tls import explain_tls_error, pinned_ca, reason_of
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
-from edgelink.registry.broker import find_mosquitto
-from edgelink.registry.tls import explain_tls_error, pinned_ca, reason_of
+from edgelink.relay.broker import find_mosquitto
 from edgelink.timeouts import timeout
 from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.wording import printable

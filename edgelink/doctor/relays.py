@@ -21,8 +21,8 @@ from edgelink.doctor.probes import (
 )
 from edgelink.errors import TokenError
 from edgelink.process import ports
-from edgelink.registry.tls import client_context
-from edgelink.registry.token import Token
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.token import Token
 from edgelink.wording import few
 
 Targets = dict[tuple[str, int], Greeting]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, listed, ok, refused, skipped
 from edgelink.errors import EdgelinkError
+from edgelink.protocol.membership import HOW_TO_JOIN, Membership
 from edgelink.ray_cluster.temp_dir import why_replaceable
-from edgelink.registry.membership import HOW_TO_JOIN, Membership
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

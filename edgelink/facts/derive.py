@@ -16,18 +16,17 @@ from edgelink.config import Config
 from edgelink.errors import NoRelayError, UntrustedError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
+from edgelink.member.registry_client import Session
 from edgelink.overlay.config_file import OverlaySpec, instance_of
 from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
-from edgelink.ray_cluster.pause import Pause
-from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.claims import Admission
-from edgelink.registry.client import Session
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import (
+from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import (
     MAX_OPEN_PORTS,
     MAX_PAUSED,
     ClusterSpec,
@@ -38,7 +37,8 @@ from edgelink.registry.payloads import (
     RayDeath,
     Role,
 )
-from edgelink.registry.rotation import HeldSecret
+from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.versions import Versions
 
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
 OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")

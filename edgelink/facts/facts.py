@@ -12,20 +12,19 @@ from ipaddress import IPv4Address
 
 from edgelink.conditions import Conditions, Phase, Said
 from edgelink.facts.board import Table, Wish
+from edgelink.member.access_watch import AccessTold
+from edgelink.member.lease_watch import HeardLease
+from edgelink.member.registry_client import Session
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.ways import Ways
+from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
-from edgelink.registry.access_watch import AccessTold
-from edgelink.registry.claims import Admission
-from edgelink.registry.client import Session
-from edgelink.registry.lease_watch import HeardLease
-from edgelink.registry.membership import Membership
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
-from edgelink.registry.rotation import HeldSecret, HookAnswer
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from edgelink.config.models import ExecConfig, Port
 from edgelink.errors import UntrustedError
 from edgelink.launch.connections import ConnectionsQuestion
-from edgelink.registry.keys import Kind, open_envelope
-from edgelink.registry.payloads import Base64, CutText, Directory, DirectoryEntry, Envelope, NodeId, Payload, Role
+from edgelink.protocol.keys import Kind, open_envelope
+from edgelink.protocol.payloads import Base64, CutText, Directory, DirectoryEntry, Envelope, NodeId, Payload, Role
 
 REQUEST_WITHIN_S = 30.0
 _CHALLENGE = r"^[0-9a-f]{64}$"

@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from edgelink.files import AT_ONCE, Files
+from edgelink.protocol.keys import seal
+from edgelink.protocol.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease
 from edgelink.ray_cluster.wishes import Wishes
-from edgelink.registry.keys import seal
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease
 
 
 def write_spec(

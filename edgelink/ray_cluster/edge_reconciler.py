@@ -11,6 +11,7 @@ from typing import Any
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, HeadUnreachableError, RayClusterError, VersionMismatchError
 from edgelink.log import get_logger
+from edgelink.protocol.payloads import ClusterMember, ClusterSpec, Lease
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter
@@ -19,7 +20,6 @@ from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconcil
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
 from edgelink.ray_cluster.versions import Versions, differences, refusal
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
 from edgelink.timeouts import timeout
 
 _REACH_TIMEOUT_S = 3.0

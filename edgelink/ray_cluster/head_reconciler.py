@@ -15,6 +15,7 @@ from edgelink.config import Config
 from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
 from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
@@ -27,7 +28,6 @@ from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.slow_agent import TOO_BUSY
 from edgelink.ray_cluster.temp_dir import gcs_store_in, sessions_in
 from edgelink.ray_cluster.wishes import WishBook
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
 from edgelink.wording import printable
 
 _WATCH_INTERVAL_S = "0.5"

@@ -21,6 +21,7 @@ from edgelink.overlay.nft import Table
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Launcher, SessionLauncher
 from edgelink.process.port_ranges import listed, merged
+from edgelink.protocol.payloads import Lease
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
@@ -33,7 +34,6 @@ from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges, own_ports
 from edgelink.ray_cluster.run_listeners import RunListeners
 from edgelink.ray_cluster.temp_dir import check_temp_dir, temp_dir_of, usable
-from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0

@@ -20,6 +20,10 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.process import import_hook, is_alive
 from edgelink.process.restart_policy import RestartPolicy
+from edgelink.protocol.held_secret import NetworkTold
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ClusterSpec, Directory, Lease
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
 from edgelink.ray_cluster.helper_runner import RayTools
@@ -31,10 +35,6 @@ from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.slow_agent import TOO_BUSY, gave_up_on_agent, too_busy
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ClusterSpec, Directory, Lease
 
 NOT_RAYS = {"allow_from", "robot_ip"}  # keys below `ray:` that are the firewall's: a change of them restarts no Ray
 _LOOK_S = 10.0

@@ -1,7 +1,7 @@
 """A relay beside the one with the registry: it carries the overlay's traffic, and that goes on without the other.
 
 It has no registry and no broker. It keeps its own key and lease, so that a registry restored on this machine finds
-its relay here (:mod:`edgelink.registry.backup`).
+its relay here (:mod:`edgelink.relay.backup`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from edgelink.api.server import Caller, Route, route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
+from edgelink.daemon.lifecycle import run_until_stopped
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger
+from edgelink.member.enrolment import Enrolment, enrol
 from edgelink.overlay.stun_server import StunServer
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import RelayAddresses, Role
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.backup import has_registry
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import RelayAddresses, Role
-from edgelink.roles import relay_secrets
-from edgelink.roles.enrolment import Enrolment, enrol
-from edgelink.roles.lifecycle import run_until_stopped
+from edgelink.relay import relay_secrets
+from edgelink.relay.backup import has_registry
+from edgelink.relay.registry_routes import ROUTES
+from edgelink.relay.relay_addresses import require_own_overlay, stun_server
 from edgelink.roles.member import Member
-from edgelink.roles.outside_view import member_knocker
-from edgelink.roles.registry_routes import ROUTES
-from edgelink.roles.relay_addresses import require_own_overlay, stun_server
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.shield.outside_view import member_knocker
 
 log = get_logger("bootstrap")
 

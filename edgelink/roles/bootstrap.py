@@ -19,46 +19,46 @@ from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.config.models import hostname_like
+from edgelink.daemon.lifecycle import end_all, run_until_stopped
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError, NotRecordedError, RegistryError
 from edgelink.files import private_directory
 from edgelink.log import get_logger, hide
+from edgelink.member.access_watch import AccessTold
+from edgelink.member.admission import ADMISSION
+from edgelink.member.enrolment import Enrolment
+from edgelink.member.membership_store import MEMBERSHIP
+from edgelink.member.network_watch import known_state
+from edgelink.member.registry_client import ACCESS, ALTERNATIONS, DIRECTORY, USABLE_IPS
 from edgelink.outage import Outage
+from edgelink.overlay.easytier_deaths import EasyTierDeaths
 from edgelink.overlay.link import LinkState, check_collision
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership, put_membership, update_membership
+from edgelink.protocol.outgoing import Outbox
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.tls import client_context
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.access_watch import AccessTold
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.backup import has_registry
-from edgelink.registry.claims import Admission
-from edgelink.registry.client import ACCESS, ALTERNATIONS, DIRECTORY, USABLE_IPS
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership, put_membership, update_membership
-from edgelink.registry.membership_store import MEMBERSHIP
-from edgelink.registry.network_watch import known_state
-from edgelink.registry.outgoing import Outbox
-from edgelink.registry.payloads import Role
-from edgelink.registry.records import Network
-from edgelink.registry.service import RegistryService
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.tls import client_context
-from edgelink.registry.tokens import TokenRequest
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.backup import has_registry
+from edgelink.relay.founding import NetworkRequest
+from edgelink.relay.knocker import Knocker
+from edgelink.relay.records import Network
+from edgelink.relay.registry_routes import RegistryRoutes
+from edgelink.relay.registry_service import RegistryService
+from edgelink.relay.relay_addresses import guessed_address, relay_addresses, stun_server
+from edgelink.relay.relay_secrets import RelaySecrets
+from edgelink.relay.store import RegistryStore
+from edgelink.relay.tokens import TokenRequest
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
-from edgelink.roles.admission import ADMISSION
 from edgelink.roles.daemon import Daemon
-from edgelink.roles.easytier_deaths import EasyTierDeaths
-from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.knocker import Knocker
-from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.overlay_parts import only_address
-from edgelink.roles.registry_routes import RegistryRoutes
-from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_server
-from edgelink.roles.relay_secrets import RelaySecrets
-from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.session_parts import REVOKED_IPS
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.telemetry.others import KnownNode, members_of
+from edgelink.telemetry.report_exchange import ReportExchange
 
 log = get_logger("bootstrap")
 

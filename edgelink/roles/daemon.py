@@ -20,6 +20,9 @@ from edgelink.condition_table import NODES, Place, types_on
 from edgelink.conditions import Condition, Conditions, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.daemon.lifecycle import StopRequest
+from edgelink.daemon.this_machine import ThisMachine
+from edgelink.daemon.usable import require_usable
 from edgelink.facts.board import Fact
 from edgelink.facts.derive import board_of
 from edgelink.facts.part import run_part
@@ -27,25 +30,22 @@ from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
 from edgelink.process.identity import usage
 from edgelink.process.service_manager import ServiceManager
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Role
+from edgelink.ray_cluster.host_ride_through import RideThroughReconciler
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
-from edgelink.roles.exposure import Exposure
-from edgelink.roles.impact import impact
-from edgelink.roles.inside import LeftOpenPorts
-from edgelink.roles.lifecycle import StopRequest
-from edgelink.roles.metrics import NodeMetrics
-from edgelink.roles.others import KnownNode, Others
 from edgelink.roles.overlay_parts import Built, OverlayParts
-from edgelink.roles.recorder import Recorder, machine_load
-from edgelink.roles.report import collect
-from edgelink.roles.ride_through import RideThroughReconciler
 from edgelink.roles.session_parts import OPENINGS, Allowed, openings
-from edgelink.roles.this_machine import ThisMachine
-from edgelink.roles.usable import require_usable
+from edgelink.shield.exposure import Exposure
+from edgelink.shield.inside import LeftOpenPorts
 from edgelink.standstill import Standstill
 from edgelink.state_files import StateFiles
+from edgelink.telemetry.impact import impact
+from edgelink.telemetry.node_metrics import NodeMetrics
+from edgelink.telemetry.others import KnownNode, Others
+from edgelink.telemetry.recorder import Recorder, machine_load
+from edgelink.telemetry.report import collect
 
 log = get_logger("node")
 

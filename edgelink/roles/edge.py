@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
+from edgelink.member.enrolment import Enrolment
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
-from edgelink.registry.payloads import Role
-from edgelink.roles.edge_ray import EdgeRay
-from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
-from edgelink.roles.ray_commands import environment_route
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.runs.edge_ray import EdgeRay
+from edgelink.runs.ray_commands import environment_route
 
 
 async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:

@@ -10,27 +10,27 @@ from edgelink.api.metrics import Sample
 from edgelink.api.server import Route, stream_route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Board
 from edgelink.facts.part import run_part
+from edgelink.member.enrolment import Enrolment
+from edgelink.member.lease_follower import Occupants
+from edgelink.protocol.keys import Kind
+from edgelink.protocol.payloads import ClusterSpec, NetworkState, Role
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
-from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
-from edgelink.roles.cluster_ray import ClusterRay
-from edgelink.roles.dashboard import Dashboard
-from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.gang import Gang
-from edgelink.roles.heard import heard_route
-from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.node import Node
-from edgelink.roles.nodes import Nodes
-from edgelink.roles.pauses import Pauses, Pausing
-from edgelink.roles.ray_commands import environment_route
-from edgelink.roles.ray_occupants import RayOccupants
-from edgelink.roles.run_requests import RunRequests
-from edgelink.roles.runs import Runs
 from edgelink.roles.session_parts import RegistrysWord
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.runs.cluster_ray import ClusterRay
+from edgelink.runs.gang import Gang
+from edgelink.runs.heard import heard_route
+from edgelink.runs.node_list import Nodes
+from edgelink.runs.pauses import Pauses, Pausing
+from edgelink.runs.ray_commands import environment_route
+from edgelink.runs.ray_occupants import RayOccupants
+from edgelink.runs.run_requests import RunRequests
+from edgelink.runs.runs import Runs
+from edgelink.telemetry.dashboard import Dashboard
 
 _NEWS_REST_S = 0.25
 

@@ -16,40 +16,38 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
 from edgelink.facts.derive import derive_peers, derive_status
 from edgelink.facts.part import Part, run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
+from edgelink.member.admission import Claimant
+from edgelink.member.doubts import Doubts
+from edgelink.member.enrolment import Enrolment, enrol, require_role
+from edgelink.member.hold import HoldHook
+from edgelink.member.lease_follower import LeaseFollower, NoOccupants, Occupants, lease_in_words
+from edgelink.member.membership_store import MembershipStore
+from edgelink.member.registry_client import RegistryClient
+from edgelink.member.renewal import Renewal
+from edgelink.member.secret_epochs import RobotHold, SecretEpochs
+from edgelink.member.secret_trial import SecretTrial
 from edgelink.outage import Outage
+from edgelink.overlay.easytier_deaths import EasyTierDeaths
 from edgelink.overlay.meter import Meter
 from edgelink.overlay.new_connections import NewConnections
+from edgelink.overlay.pairs import Pairs
+from edgelink.overlay.peers import Peers
 from edgelink.overlay.punching import PunchLimit
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Life
+from edgelink.protocol.membership import HOW_TO_JOIN, Membership
+from edgelink.protocol.outgoing import Outbox
+from edgelink.protocol.payloads import Role
+from edgelink.protocol.tls import client_context
 from edgelink.reconcile import Wakeup
-from edgelink.registry.claims import Life
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import HOW_TO_JOIN, Membership
-from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.outgoing import Outbox
-from edgelink.registry.payloads import Role
-from edgelink.registry.tls import client_context
-from edgelink.roles.admission import Claimant
 from edgelink.roles.daemon import Daemon
-from edgelink.roles.doubts import Doubts
-from edgelink.roles.easytier_deaths import EasyTierDeaths
-from edgelink.roles.enrolment import Enrolment, enrol, require_role
-from edgelink.roles.hold import HoldHook
-from edgelink.roles.lease_follower import LeaseFollower, NoOccupants, Occupants, lease_in_words
-from edgelink.roles.metrics import member_samples
-from edgelink.roles.others import KnownNode, members_of
-from edgelink.roles.pairs import Pairs, robot_moves
-from edgelink.roles.peers import Peers
-from edgelink.roles.renewal import Renewal
-from edgelink.roles.report_exchange import ReportExchange
-from edgelink.roles.secret_epochs import RobotHold, SecretEpochs
-from edgelink.roles.secret_trial import SecretTrial
 from edgelink.roles.session_parts import (
     HOLDERS,
     REVOKED_IPS,
@@ -61,7 +59,10 @@ from edgelink.roles.session_parts import (
     holders,
     revoked_ips,
 )
-from edgelink.roles.this_machine import ThisMachine
+from edgelink.telemetry.node_metrics import member_samples
+from edgelink.telemetry.others import KnownNode, members_of
+from edgelink.telemetry.report_exchange import ReportExchange
+from edgelink.training.trainer.robot.directory import robot_moves
 
 log = get_logger("node")
 

@@ -13,24 +13,24 @@ from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, required_on
 from edgelink.config import Config, Paths
+from edgelink.daemon.lifecycle import end_all, run_until_stopped
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import UntrustedError
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger
+from edgelink.member.enrolment import Enrolment
+from edgelink.member.lease_follower import Occupants
+from edgelink.overlay.overlay_names import OverlayNames
+from edgelink.protocol.keys import Kind
+from edgelink.protocol.payloads import RayDeath, Role
+from edgelink.protocol.words import word_of
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import RayDeath, Role
-from edgelink.registry.words import word_of
-from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.lease_follower import Occupants
-from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
-from edgelink.roles.outside_view import knock_route
-from edgelink.roles.overlay_names import OverlayNames
-from edgelink.roles.ray_occupants import RayOccupants
-from edgelink.roles.this_machine import ThisMachine
 from edgelink.runs.exec_door import ExecDoor
+from edgelink.runs.ray_occupants import RayOccupants
+from edgelink.shield.outside_view import knock_route
 
 log = get_logger("node")
 

@@ -17,6 +17,8 @@ from edgelink.api.server import Caller, Route, route
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
+from edgelink.daemon.lifecycle import end_all
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
@@ -30,6 +32,7 @@ from edgelink.overlay.dialled import RelaysDialled
 from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.echo_proof import Identity
+from edgelink.overlay.identities import Identities
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
@@ -43,9 +46,6 @@ from edgelink.overlay.way_watch import WayWatch
 from edgelink.process import Launcher
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.reconcile import run_reconciler
-from edgelink.roles.identities import Identities
-from edgelink.roles.lifecycle import end_all
-from edgelink.roles.this_machine import ThisMachine
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2

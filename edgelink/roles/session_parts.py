@@ -15,14 +15,14 @@ from edgelink.errors import EdgelinkError, NotRecordedError
 from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
+from edgelink.member.access_watch import AccessTold
+from edgelink.member.membership_store import MembershipStore
+from edgelink.member.registry_client import Session
 from edgelink.overlay.openings import Opening
-from edgelink.registry.access_watch import AccessTold
-from edgelink.registry.client import Session
-from edgelink.registry.membership import Membership
-from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import ClusterSpec, Directory, NodeAccess, NodeStatus
-from edgelink.roles.inside import allowed_openings
+from edgelink.protocol.held_secret import NetworkTold
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ClusterSpec, Directory, NodeAccess, NodeStatus
+from edgelink.shield.inside import allowed_openings
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")

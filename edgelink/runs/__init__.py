@@ -1,1 +1,1 @@
-"""What a daemon does for programs: it lets them run here, and says who may ask."""
+"""Runs of a head: who takes part, whose run it is, how far its nodes are; and what each daemon does for programs."""

@@ -49,15 +49,15 @@ from edgelink.outage import Outage
 from edgelink.process import import_hook
 from edgelink.process.identity import marked_pids_of
 from edgelink.process.launcher import Launcher, ProcessSpec
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import DirectoryEntry, Envelope, Role
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser, named_asker
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
 from edgelink.reconcile import Wakeup
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import DirectoryEntry, Envelope, Role
-from edgelink.roles.ray_commands import require_ray_user
 from edgelink.runs.app_connections import connections
+from edgelink.runs.ray_commands import require_ray_user
 from edgelink.timeouts import timeout
 
 _LOOK_S = 1.0

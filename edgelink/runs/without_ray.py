@@ -8,8 +8,8 @@ from pathlib import Path
 from edgelink.condition_table.required import RAY_JOINED
 from edgelink.facts.board import Table
 from edgelink.files import Files
+from edgelink.protocol.payloads import Directory, NodeStatus
 from edgelink.ray_cluster.no_ray import NO_RAY
-from edgelink.registry.payloads import Directory, NodeStatus
 
 
 def has_no_ray(status: NodeStatus | None) -> bool | None:

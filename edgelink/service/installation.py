@@ -8,8 +8,8 @@ from pathlib import Path
 from edgelink.config.paths import Paths
 from edgelink.errors import ConfigError, UsageError
 from edgelink.process.service_manager import ONLINE, WAITS_FOR_ONLINE
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Role
 from edgelink.service.steps import Link, Machine, Remove, Step, Systemctl, Write
 from edgelink.service.units import ROLES, UNITS, UnitFile, is_as_written, link_of, shared_paths, unit_of, unit_path
 

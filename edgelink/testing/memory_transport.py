@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
-from edgelink.registry.topics import topic_of
-from edgelink.registry.transport import KEEPALIVE_S, Login, Message, Session
+from edgelink.protocol.topics import topic_of
+from edgelink.protocol.transport import KEEPALIVE_S, Login, Message, Session
 
 _CONTROL = "$CONTROL/dynamic-security/v1"
 
@@ -146,7 +146,7 @@ class MemorySession:
 
 
 class MemoryTransport:
-    """A :class:`edgelink.registry.transport.Transport` by address: each address is a broker, or nobody."""
+    """A :class:`edgelink.protocol.transport.Transport` by address: each address is a broker, or nobody."""
 
     def __init__(self, brokers: dict[str, MemoryBroker]) -> None:
         self._brokers = brokers

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease, Role
+from edgelink.protocol.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease, Role
 
 _LETTERS = str.maketrans({"-": None, "0": "q", "1": "r", "8": "s", "9": "t"})  # of node ids
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.facts.facts import Facts
-from edgelink.registry.claims import Admission
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.outgoing import Outbox
-from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
+from edgelink.member.registry_client import RegistryClient
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Admission
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.outgoing import Outbox
+from edgelink.protocol.payloads import ClusterSpec, Directory, NodeStatus
 from edgelink.testing.facts import GivenBoard, board_with
 
 ADMITTED = Admission(may_start=True, is_accepted=True)

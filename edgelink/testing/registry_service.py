@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgelink.registry.inbox import Inbox
-from edgelink.registry.outgoing import Outbox
-from edgelink.registry.service import RegistryService
+from edgelink.protocol.inbox import Inbox
+from edgelink.protocol.outgoing import Outbox
+from edgelink.relay.registry_service import RegistryService
 from edgelink.testing.registry_client import NoReports
 
 

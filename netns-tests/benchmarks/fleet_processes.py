@@ -25,20 +25,20 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError
 from edgelink.log import configure
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.broker import Broker
-from edgelink.registry.enrol import exchange
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ConditionReport, EnrolRequest, NodeStatus, Role
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.tls import client_context
-from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Session
+from edgelink.member.enrol_request import exchange
+from edgelink.protocol.keys import Kind, NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import ConditionReport, EnrolRequest, NodeStatus, Role
+from edgelink.protocol.tls import client_context
+from edgelink.protocol.token import Token
+from edgelink.protocol.topics import Topics
+from edgelink.protocol.transport import Login, Message, MqttTransport, Session
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.broker import Broker
+from edgelink.relay.founding import NetworkRequest
+from edgelink.relay.store import RegistryStore
+from edgelink.relay.tokens import TokenRequest
 from edgelink.testing.registry_client import LoneClient
 from edgelink.testing.registry_service import LoneService
 

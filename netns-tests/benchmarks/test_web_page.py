@@ -14,8 +14,8 @@ from web_browser import DESKTOP, Browser, chromium, missing_programs
 from web_world import WebWorld, tell_of_trouble
 
 from edgelink.conditions import Status
-from edgelink.registry.payloads import ConditionReport
-from edgelink.roles.dashboard import _REST_S
+from edgelink.protocol.payloads import ConditionReport
+from edgelink.telemetry.dashboard import _REST_S
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from head_world import EDGE_1, member

@@ -11,22 +11,22 @@ from pathlib import Path
 
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.claims import Life
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import put_membership
-from edgelink.registry.payloads import RelayAddresses
-from edgelink.registry.store import RegistryStore
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.life import Life
+from edgelink.protocol.membership import put_membership
+from edgelink.protocol.payloads import RelayAddresses
+from edgelink.relay.authority import Authority
+from edgelink.relay.authority_keys import AuthorityKeys
+from edgelink.relay.founding import NetworkRequest
+from edgelink.relay.store import RegistryStore
 from edgelink.roles.additional_relay import AdditionalRelay
 from edgelink.roles.bootstrap import Relay
 from edgelink.roles.edge import Edge
 from edgelink.roles.head import Head
 from edgelink.roles.member import Member
-from edgelink.roles.this_machine import ThisMachine
 
 _HEAD = """# Facts
 

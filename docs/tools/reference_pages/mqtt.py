@@ -11,15 +11,16 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, Envelope
-from edgelink.registry.rate_limit import RequestLimit, StatusGate
-from edgelink.registry.topic_table import QOS, TOPICS, Topic
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, Envelope
+from edgelink.protocol.request_limit import RequestLimit
+from edgelink.protocol.topic_table import QOS, TOPICS, Topic
+from edgelink.relay.status_gate import StatusGate
 from reference_pages.types_in_words import in_words, link_to
 
 _HEAD = f"""# Topics and payloads
 
 Control goes over MQTT 3.1.1 with TLS to the relay's public address (port 8883), with QoS {QOS} and clean sessions: for
-who is away only what is retained is kept. Payloads are JSON (`edgelink/registry/payloads.py`) of
+who is away only what is retained is kept. Payloads are JSON (`edgelink/protocol/payloads.py`) of
 {MAX_PAYLOAD_BYTES >> 10} KiB at most, with a `version`. What a node obeys is an *envelope*: the exact text that was
 signed (Ed25519), its kind, and the signature.
 

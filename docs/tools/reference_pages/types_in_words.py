@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AwareDatetime
 
-from edgelink.registry.payloads import Base64, NodeId
+from edgelink.protocol.payloads import Base64, NodeId
 
 _WORDS: Mapping[Any, str] = {
     str: "text",

@@ -12,7 +12,7 @@ from edgelink.api.web.model import Event, Health, NodeRow, Point, Severity, Traf
 from edgelink.api.web.timeline import MOST_STEPS, STEP_S, Timeline
 from edgelink.conditions import Status
 from edgelink.duration import brief
-from edgelink.registry.payloads import ConditionReport
+from edgelink.protocol.payloads import ConditionReport
 
 MOST_EVENTS = 500
 MOST_POINTS = 600

@@ -123,3 +123,12 @@ def _is_own(path: Path) -> bool:
     """Is it this user's directory, made if it was not there?"""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return not path.is_symlink() and path.lstat().st_uid == os.getuid()
+
+
+def robot_moves() -> bool:
+    """Whether a training commands a robot of this machine."""
+    return any(
+        is_commanded(directory, lock.name.removesuffix(LOCK))
+        for directory in known_directories()
+        for lock in directory.glob(f"*{LOCK}")
+    )

@@ -1,0 +1,1 @@
+"""What daemons are made of, and how they live and end."""

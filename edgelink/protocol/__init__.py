@@ -1,0 +1,1 @@
+"""What travels between the nodes, and how: payloads, topics, keys, tokens, sessions. Data and wire, no decisions."""
