@@ -18,7 +18,7 @@ from edgelink.errors import AddressPoolExhaustedError, ConfigError, EdgelinkErro
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import Lease, Role
 from edgelink.relay import allocator
-from edgelink.relay.allocator import Allocation, AllocationRequest, Claims
+from edgelink.relay.allocator import Allocation, AllocationRequest, NotFree
 from edgelink.relay.holdings import Holdings
 from edgelink.relay.records import Ranges, Reservation, Rest
 from edgelink.testing import payloads
@@ -48,7 +48,7 @@ def allocate(
     resting: Sequence[Rest] = (),
     ranges: Ranges = MappingProxyType({}),
 ) -> Allocation:
-    return allocator.allocate(request, Holdings(leases), cidr, relay_ip, Claims(reserved, resting), ranges)
+    return allocator.allocate(request, Holdings(leases), cidr, relay_ip, NotFree(reserved, resting), ranges)
 
 
 def ask(role: Role = Role.EDGE, hostname: str = "new", **fields: Any) -> AllocationRequest:

@@ -15,7 +15,7 @@ _UCRED = struct.Struct("3i")
 _Factory = Callable[[], asyncio.BaseProtocol]
 
 
-def credentials(connection: socket.socket) -> tuple[int, int, int]:
+def ids_of(connection: socket.socket) -> tuple[int, int, int]:
     """Process, user and group at the other end of a unix socket, as the kernel knows them."""
     return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
 
@@ -62,4 +62,4 @@ class _Door(asyncio.Protocol):
 
 
 def _user(transport: asyncio.BaseTransport) -> int:
-    return credentials(transport.get_extra_info("socket"))[1]
+    return ids_of(transport.get_extra_info("socket"))[1]

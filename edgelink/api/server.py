@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from edgelink.api.client import DEFECT
-from edgelink.api.connections import credentials, few_of_each_user
+from edgelink.api.connections import few_of_each_user, ids_of
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import private_directory
@@ -264,7 +264,7 @@ def _caller(request: web.Request) -> Caller:
     if transport is None:
         raise UsageError("the caller is gone")
     peer = transport.get_extra_info("socket")
-    return Caller(*credentials(peer))
+    return Caller(*ids_of(peer))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Allocation:
     rank: int | None
 
 
-class Claims:
+class NotFree:
     """What nobody holds, and yet not everybody may have: promised by tokens, or at rest."""
 
     def __init__(self, reserved: Iterable[Reservation] = (), resting: Iterable[Rest] = ()) -> None:
@@ -68,10 +68,10 @@ class Claims:
             self.ranks[item.rank] = item
 
     @staticmethod
-    def former(claims: dict[int, Reservation | Rest], node_id: str) -> int | None:
-        """What of ``claims`` rests because this node held it; what it held last, where the operator had changed it."""
-        newest_first = reversed(claims.items())
-        return next((n for n, claim in newest_first if isinstance(claim, Rest) and claim.node_id == node_id), None)
+    def former(not_free: dict[int, Reservation | Rest], node_id: str) -> int | None:
+        """What of ``not_free`` rests because this node held it; what it held last, where an operator had changed it."""
+        newest_first = reversed(not_free.items())
+        return next((n for n, held in newest_first if isinstance(held, Rest) and held.node_id == node_id), None)
 
 
 def allocate(
@@ -79,7 +79,7 @@ def allocate(
     holdings: Holdings,
     cidr: IPv4Network,
     relay_ip: IPv4Address,
-    claims: Claims | None = None,
+    not_free: NotFree | None = None,
     ranges: Ranges = MappingProxyType({}),
 ) -> Allocation:
     """The address and rank for ``request``: what it asks for, else what the node holds or held, else the next free.
@@ -89,23 +89,23 @@ def allocate(
         AddressPoolExhaustedError: no address is left.
         ConfigError: an address or rank that this network cannot give to anyone.
     """
-    claims = claims or Claims()
-    _check_hostname(request, holdings, claims)
+    not_free = not_free or NotFree()
+    _check_hostname(request, holdings, not_free)
     if request.is_founder:
-        _check_address(request, relay_ip, holdings, Claims())
+        _check_address(request, relay_ip, holdings, NotFree())
         return Allocation(relay_ip, None)
     if request.overlay_ip is not None:
         check_address_usable(request.overlay_ip, cidr, relay_ip)
-        _check_address(request, request.overlay_ip, holdings, claims)
-        return Allocation(request.overlay_ip, _rank(request, holdings, claims))
+        _check_address(request, request.overlay_ip, holdings, not_free)
+        return Allocation(request.overlay_ip, _rank(request, holdings, not_free))
     own = holdings.lease(request.node_id)
     if own is not None:
-        return Allocation(own.overlay_ip, _rank(request, holdings, claims))
-    former = claims.former(claims.addresses, request.node_id)
+        return Allocation(own.overlay_ip, _rank(request, holdings, not_free))
+    former = not_free.former(not_free.addresses, request.node_id)
     if former is not None:
-        return Allocation(IPv4Address(former), _rank(request, holdings, claims))
+        return Allocation(IPv4Address(former), _rank(request, holdings, not_free))
     return Allocation(
-        _next_address(request.role, holdings, cidr, relay_ip, claims, ranges), _rank(request, holdings, claims)
+        _next_address(request.role, holdings, cidr, relay_ip, not_free, ranges), _rank(request, holdings, not_free)
     )
 
 
@@ -156,7 +156,7 @@ def check_ranges(ranges: Ranges, cidr: IPv4Network) -> None:
             )
 
 
-def _rank(request: AllocationRequest, holdings: Holdings, claims: Claims) -> int | None:
+def _rank(request: AllocationRequest, holdings: Holdings, not_free: NotFree) -> int | None:
     if request.role is Role.RELAY:
         return None
     if request.role is Role.HEAD:
@@ -170,23 +170,23 @@ def _rank(request: AllocationRequest, holdings: Holdings, claims: Claims) -> int
         return HEAD_RANK
     if request.rank is None:
         own = holdings.lease(request.node_id)
-        former = own.preferred_rank if own is not None else claims.former(claims.ranks, request.node_id)
-        return former or holdings.ranks.lowest_free(HEAD_RANK + 1, None, claims.ranks)
+        former = own.preferred_rank if own is not None else not_free.former(not_free.ranks, request.node_id)
+        return former or holdings.ranks.lowest_free(HEAD_RANK + 1, None, not_free.ranks)
     check_rank_usable(request.role, request.rank)
     what = f"the rank {request.rank}"
-    _refuse(request, what, holdings.of_rank(request.rank), claims.ranks.get(request.rank))
+    _refuse(request, what, holdings.of_rank(request.rank), not_free.ranks.get(request.rank))
     return request.rank
 
 
 def _next_address(
-    role: Role, holdings: Holdings, cidr: IPv4Network, relay_ip: IPv4Address, claims: Claims, ranges: Ranges
+    role: Role, holdings: Holdings, cidr: IPv4Network, relay_ip: IPv4Address, not_free: NotFree, ranges: Ranges
 ) -> IPv4Address:
-    others = claims.addresses.keys() | {int(relay_ip)}
+    others = not_free.addresses.keys() | {int(relay_ip)}
     for first, last in _dealt_from(role, cidr, ranges):
         number = holdings.addresses.lowest_free(first, last, others)
         if number is not None:
             return IPv4Address(number)
-    resting = sum(isinstance(claim, Rest) for claim in claims.addresses.values())
+    resting = sum(isinstance(held, Rest) for held in not_free.addresses.values())
     of_whom = f" for the role {role.value} ({'-'.join(map(str, ranges[role]))})" if role in ranges else ""
     raise AddressPoolExhaustedError(
         f"all {cidr.num_addresses - 2} addresses of {cidr} are taken"
@@ -215,15 +215,15 @@ def _dealt_from(role: Role, cidr: IPv4Network, ranges: Ranges) -> list[AddressNu
     return [(low, high) for low, high in [*left, (first, end)] if low <= high]
 
 
-def _check_hostname(request: AllocationRequest, holdings: Holdings, claims: Claims) -> None:
+def _check_hostname(request: AllocationRequest, holdings: Holdings, not_free: NotFree) -> None:
     hostname = request.hostname
     what = f"the hostname {hostname!r}"
-    _refuse(request, what, holdings.of_hostname(hostname), claims.hostnames.get(hostname))
+    _refuse(request, what, holdings.of_hostname(hostname), not_free.hostnames.get(hostname))
 
 
-def _check_address(request: AllocationRequest, overlay_ip: IPv4Address, holdings: Holdings, claims: Claims) -> None:
+def _check_address(request: AllocationRequest, overlay_ip: IPv4Address, holdings: Holdings, not_free: NotFree) -> None:
     what = f"the overlay IP {overlay_ip}"
-    _refuse(request, what, holdings.of_address(overlay_ip), claims.addresses.get(int(overlay_ip)))
+    _refuse(request, what, holdings.of_address(overlay_ip), not_free.addresses.get(int(overlay_ip)))
 
 
 def _refuse(request: AllocationRequest, what: str, holder: Lease | None, claim: Reservation | Rest | None) -> None:

@@ -229,14 +229,14 @@ class Authority:
                 rank=replaced.preferred_rank,
             )
         check_address(request, token.overlay_ip if replaced is None else replaced.overlay_ip, network.cidr)
-        claims = self._issuer.claims(except_token=token.token_id)
+        not_free = self._issuer.not_free(except_token=token.token_id)
         holdings = self._store.holdings
         if token.role is Role.RELAY and sum(lease.is_relay for lease in holdings.leases) >= MAX_RELAYS:
             raise LeaseConflictError(
                 f"this network has {MAX_RELAYS} relays already",
                 hint="free the lease of one that is gone: `edgelink registry release NODE`",
             )
-        given = allocate(asked, holdings, network.cidr, network.relay_ip, claims, network.ranges)
+        given = allocate(asked, holdings, network.cidr, network.relay_ip, not_free, network.ranges)
         try:
             lease = Lease(
                 network_id=network.network_id,
@@ -432,7 +432,7 @@ class Authority:
 
     def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
         """See :meth:`edgelink.relay.lease_changes.LeaseChanges.change`."""
-        return self.changes.change(node, change, self._issuer.claims(), caller=caller)
+        return self.changes.change(node, change, self._issuer.not_free(), caller=caller)
 
 
 def _given_labels(token: TokenRecord, replaced: Lease | None) -> tuple[str, ...]:

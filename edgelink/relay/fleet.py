@@ -15,7 +15,7 @@ from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError
 from edgelink.protocol.payloads import Labels, Role
 from edgelink.protocol.token import Token
-from edgelink.relay.allocator import Claims
+from edgelink.relay.allocator import NotFree
 from edgelink.relay.records import Reservation
 from edgelink.relay.store import RegistryStore
 from edgelink.relay.tokens import TokenIssuer, TokenRequest
@@ -90,10 +90,10 @@ def import_fleet(
     problems: list[tuple[str, EdgelinkError]] = []
     try:
         with store.transaction():
-            claims = issuer.claims()
+            not_free = issuer.not_free()
             for entry in entries:
                 try:
-                    done = _import(store, issuer, entry, ttl_s, claims)
+                    done = _import(store, issuer, entry, ttl_s, not_free)
                 except (ConfigError, LeaseConflictError) as error:
                     problems.append((entry.hostname, error))
                 else:
@@ -106,7 +106,7 @@ def import_fleet(
     return imported
 
 
-def _import(store: RegistryStore, issuer: TokenIssuer, entry: FleetEntry, ttl_s: float, claims: Claims) -> Imported:
+def _import(store: RegistryStore, issuer: TokenIssuer, entry: FleetEntry, ttl_s: float, not_free: NotFree) -> Imported:
     if entry.is_relay or entry.role is Role.RELAY:
         return Imported(entry, "relay", None)  # it says itself where it is dialled: `edgelink relay --join`
     lease = store.find_lease(entry.hostname)
@@ -132,8 +132,8 @@ def _import(store: RegistryStore, issuer: TokenIssuer, entry: FleetEntry, ttl_s:
         rank=entry.preferred_rank if entry.role is Role.EDGE else None,
         labels=entry.labels,
     )
-    token = issuer.issue(request, claims)
-    claims.add(Reservation(token.token_id, request.hostname, request.ip, request.rank))
+    token = issuer.issue(request, not_free)
+    not_free.add(Reservation(token.token_id, request.hostname, request.ip, request.rank))
     return Imported(entry, "token", token)
 
 

@@ -16,7 +16,7 @@ from edgelink.fault_points import reached
 from edgelink.protocol.keys import Kind
 from edgelink.protocol.payloads import Lease, NodeStatus, unusable_fields
 from edgelink.protocol.statuses import waiting_for_lease
-from edgelink.relay.allocator import Allocation, AllocationRequest, Claims, allocate, check_rank_usable
+from edgelink.relay.allocator import Allocation, AllocationRequest, NotFree, allocate, check_rank_usable
 from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.relay.quarantine import held_by
 from edgelink.relay.records import Released
@@ -74,10 +74,10 @@ class LeaseChanges:
         reached("release.committed")
         return Released(lease.node_id, lease.hostname, held_by(lease), rests_until)
 
-    def change(self, node: str, change: LeaseChange, claims: Claims, *, caller: str = "") -> Lease:
+    def change(self, node: str, change: LeaseChange, not_free: NotFree, *, caller: str = "") -> Lease:
         """Sign the node (by hostname or node_id) another lease; what it no longer holds rests. Its lease now.
 
-        ``claims``: what others may come to hold, which it cannot have.
+        ``not_free``: what others may come to hold, which it cannot have.
 
         Raises:
             RegistryError: no such node. LeaseConflictError: what it is to have is another's.
@@ -98,7 +98,7 @@ class LeaseChanges:
             given = (
                 Allocation(lease.overlay_ip, lease.preferred_rank)  # nothing that anybody else could have been promised
                 if change.is_of_labels_only
-                else allocate(asked, self._store.holdings, network.cidr, network.relay_ip, claims)
+                else allocate(asked, self._store.holdings, network.cidr, network.relay_ip, not_free)
             )
             labels = {name: text for name, text in lease.labels.items() if name not in change.unlabel}
             labels |= dict(change.labels)

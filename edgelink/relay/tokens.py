@@ -19,7 +19,7 @@ from edgelink.errors import ConfigError, LeaseConflictError, RegistryError
 from edgelink.log import hide
 from edgelink.protocol.payloads import Labels, Role
 from edgelink.protocol.token import Token, split_address
-from edgelink.relay.allocator import Claims, at_rest, check_address_usable, check_rank_usable, conflict
+from edgelink.relay.allocator import NotFree, at_rest, check_address_usable, check_rank_usable, conflict
 from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.relay.passwords import broker_password_hash
 from edgelink.relay.records import Reservation, TokenRecord
@@ -60,8 +60,8 @@ class TokenIssuer:
         self._clock = clock
         self._addresses = addresses
 
-    def issue(self, request: TokenRequest, claims: Claims | None = None) -> Token:
-        """A new token; its secret is in the return value and nowhere else. ``claims``: as they are known already.
+    def issue(self, request: TokenRequest, not_free: NotFree | None = None) -> Token:
+        """A new token; its secret is in the return value and nowhere else. ``not_free``: as they are known already.
 
         Raises:
             ConfigError: it could never be used as asked. LeaseConflictError: what it fixes is another node's.
@@ -109,7 +109,7 @@ class TokenIssuer:
         with self._store.transaction():
             if lost is not None:
                 self._store.tokens.revoke(lost.token_id)
-            self._check_fixed(record, claims or self.claims())
+            self._check_fixed(record, not_free or self.not_free())
             self._store.tokens.add(record)
         return token
 
@@ -175,10 +175,10 @@ class TokenIssuer:
             replaces=node_id,
         )
 
-    def claims(self, *, except_token: str | None = None) -> Claims:
+    def not_free(self, *, except_token: str | None = None) -> NotFree:
         """What nobody holds and not everybody may have."""
         promised = (item for item in self._store.tokens.promises() if item.token_id != except_token)
-        return Claims(promised, self._store.quarantine.resting())
+        return NotFree(promised, self._store.quarantine.resting())
 
     def _check_request(self, request: TokenRequest) -> None:
         role, uses, ttl_s = request.role, request.uses, request.ttl_s
@@ -208,7 +208,7 @@ class TokenIssuer:
             except ValueError as error:
                 raise ConfigError(f"relay.advertise: {error}", hint="give an IP address or a DNS name") from error
 
-    def _check_fixed(self, token: TokenRecord, claims: Claims) -> None:
+    def _check_fixed(self, token: TokenRecord, not_free: NotFree) -> None:
         """Refuse now what every enrolment with this token would be refused for."""
         network = self._store.require_network()
         if token.hostname is not None:
@@ -242,9 +242,9 @@ class TokenIssuer:
                 hint="`edgelink registry list` shows who holds what",
             )
         fixed = (
-            (f"the hostname {token.hostname!r}", claims.hostnames.get(token.hostname or "")),
-            (f"the overlay IP {token.overlay_ip}", claims.addresses.get(int(token.overlay_ip or 0))),
-            (f"the rank {token.rank}", claims.ranks.get(-1 if token.rank is None else token.rank)),
+            (f"the hostname {token.hostname!r}", not_free.hostnames.get(token.hostname or "")),
+            (f"the overlay IP {token.overlay_ip}", not_free.addresses.get(int(token.overlay_ip or 0))),
+            (f"the rank {token.rank}", not_free.ranks.get(-1 if token.rank is None else token.rank)),
         )
         for what, claim in fixed:
             if isinstance(claim, Reservation):
