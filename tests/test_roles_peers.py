@@ -22,7 +22,8 @@ from edgelink.facts.part import run_part
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.echo_proof import Identity, Proof
-from edgelink.overlay.peers import AskAll, Do, FindCause, Forget, Inputs, Known, Look, Peers, Seen
+from edgelink.overlay.peers import AskAll, Do, FindCause, Forget, Inputs, Peers
+from edgelink.overlay.peers_known import Known, Look, Seen
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
 from edgelink.testing import FakeClock, eventually

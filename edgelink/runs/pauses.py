@@ -19,7 +19,7 @@ from edgelink.duration import brief
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
-from edgelink.overlay.peers import METERED
+from edgelink.overlay.peers_known import METERED
 from edgelink.overlay.ways import Ways
 from edgelink.protocol.payloads import Directory, DirectoryEntry
 from edgelink.ray_cluster.pause import Pause
