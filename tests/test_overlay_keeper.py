@@ -27,7 +27,7 @@ from edgelink.facts.board import Wish
 from edgelink.facts.part import Action, run_part
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
-from edgelink.overlay.overlay_keeper import (
+from edgelink.overlay.overlay_steps import (
     EasyTier,
     GiveUp,
     Inputs,

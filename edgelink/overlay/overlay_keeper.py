@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import OVERLAY_UP
@@ -28,7 +28,7 @@ from edgelink.conditions import ConditionSet, Said, is_not_so, is_so
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
 from edgelink.facts.board import Board, Fact, Wish
-from edgelink.facts.part import Action, Decision, Part
+from edgelink.facts.part import Decision, Part
 from edgelink.log import get_logger, hide
 from edgelink.overlay import stun
 from edgelink.overlay.acquisition import EasyTierBinary
@@ -38,12 +38,28 @@ from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
 from edgelink.overlay.mend import HeldTun, Mend
+from edgelink.overlay.overlay_steps import (
+    FAULT_SETTLES_S,
+    Do,
+    EasyTier,
+    GiveUp,
+    Inputs,
+    Look,
+    Looked,
+    NoteEnd,
+    Occasion,
+    Redial,
+    Repair,
+    Replace,
+    Start,
+    due_s,
+    why_outdated,
+)
 from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.uplink import Connections, Finding, Uplink
-from edgelink.overlay.ways import Ways
-from edgelink.process import Identity, SupervisedProcess, inotify
+from edgelink.process import SupervisedProcess, inotify
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.reconcile import Nudge
 
@@ -52,120 +68,11 @@ _TAKE_OVER_LOOK_S = 2.0
 _LOG_LOOK_S = 2.0  # one stat(); an EasyTier that nobody lets in writes 1 kB a second, a broken one as much as it can
 _START_TIMEOUT_S = 10.0  # EasyTier 2.6.4 needs 10 ms for its device
 _ADOPTED_GRACE_S = 2.0  # a core adopted in the middle of its start
-_FAULT_SETTLES_S = 0.2  # somebody may be taking the address away to put it back
 _log = get_logger("overlay")
 
 
 EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
 CONFIRMED_CONFIG: Final[Fact[str | None]] = Fact("confirmed_config")
-
-
-class Occasion(NamedTuple):
-    """What a look is for: another value calls for another look.
-
-    ``changes``: how often somebody has told of something that is no fact.
-    """
-
-    spec: OverlaySpec
-    wishes: tuple[Wish, ...]
-    standstills: int
-    changes: int
-
-
-@dataclass(frozen=True)
-class EasyTier:
-    """A process that this daemon has started, or adopted from another one."""
-
-    identity: Identity
-    wishes: tuple[Wish, ...]  # those to have EasyTier started anew that this one serves
-    confirm_until_s: float  # when its device has to be as it should, on the monotonic clock
-    is_adopted: bool
-    is_running: bool = True
-    confirmed: LinkState | None = None  # its device when it first was as it should be
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What the part itself has seen and done. Moments are on the monotonic clock."""
-
-    changes: int = 0
-    occasion: Occasion | None = None  # of the last look
-    at_s: float = 0.0  # the moment of the last look
-    look_at_s: float = 0.0  # of the next one, without an occasion
-    is_ours: bool = False  # this daemon runs EasyTier, and no other one of this machine
-    easytier: EasyTier | None = None
-    start_at_s: float = 0.0  # no EasyTier is started before
-    has_failed: bool = False  # the last EasyTier had no device; that stays visible while it is tried again
-    device: LinkState = field(default_factory=LinkState)
-    fault_since_s: float = math.inf  # since when a confirmed device is not as it should be
-    held: str = ""  # the present name of such a device, where EasyTier holds it open
-    mend_at_s: float = 0.0  # no device is mended before, and no EasyTier started anew for another uplink
-    redial: str = ""  # why EasyTier is to be started anew for another uplink
-    caveats: tuple[str, ...] = ()  # what is not as it should be although the overlay works
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What this node's EasyTier depends on. One that runs needs no permission any more."""
-
-    overlay_spec: OverlaySpec | None
-    easytier_may_start: bool
-    restart_for_relays: Wish
-    restart_for_pair: Wish
-    standstills: int
-    ways: Ways
-    own: Looked
-
-    def occasion(self, spec: OverlaySpec) -> Occasion:
-        """What there is to look for now."""
-        return Occasion(spec, (self.restart_for_relays, self.restart_for_pair), self.standstills, self.own.changes)
-
-
-@dataclass(frozen=True)
-class Look(Action):
-    """Look who runs EasyTier, at its device and its uplink, and put right what stands around it."""
-
-    occasion: Occasion
-
-
-@dataclass(frozen=True)
-class Start(Action):
-    """Start EasyTier."""
-
-    occasion: Occasion
-
-
-@dataclass(frozen=True)
-class Treat(Action):
-    """A step about the EasyTier that runs or ran."""
-
-    spec: OverlaySpec
-    easytier: EasyTier
-    why: str = ""
-    reason: str = ""
-
-
-class NoteEnd(Treat):
-    """Forget an EasyTier that has ended unasked."""
-
-
-class Replace(Treat):
-    """End EasyTier, because another configuration or a wish wants a new one."""
-
-
-class Redial(Treat):
-    """End EasyTier, because the uplink that it uses is gone."""
-
-
-class Repair(Treat):
-    """Put the device right while EasyTier goes on behind it. Where that does not help, end EasyTier."""
-
-
-class GiveUp(Treat):
-    """End EasyTier, which does not notice that its device is gone and would go on without one for ever."""
-
-
-Do = Look | Start | Treat
 
 
 class OverlayKeeper(Part[Inputs, Do]):
@@ -259,14 +166,14 @@ class OverlayKeeper(Part[Inputs, Do]):
             return Decision(does=Start(occasion))
         if not easytier.is_running:
             return Decision(does=NoteEnd(spec, easytier))
-        if why := _why_outdated(easytier, occasion):
+        if why := why_outdated(easytier, occasion):
             return Decision(does=Replace(spec, replace(easytier, wishes=occasion.wishes), why))
         problem = device_problem(own.device, spec, was=easytier.confirmed)
         is_awaited = problem is not None and easytier.confirmed is None
         says = () if is_awaited else (self._verdict(problem, spec, now),)
-        if (due_s := _due_s(own, easytier, problem)) > at_s:
-            return Decision(says, again_s=min(own.look_at_s, due_s) - at_s)
-        if own.at_s < due_s:
+        if (acts_s := due_s(own, easytier, problem)) > at_s:
+            return Decision(says, again_s=min(own.look_at_s, acts_s) - at_s)
+        if own.at_s < acts_s:
             return Decision(says, Look(occasion))
         if problem is None:
             return Decision(does=Redial(spec, easytier, own.redial))
@@ -319,7 +226,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             self._uplink.stood_still()
         is_ours = not self._is_existing and self._ownership.acquire()
         easytier = self._present(before.easytier, occasion.wishes) if is_ours else None
-        is_current = easytier is not None and easytier.is_running and not _why_outdated(easytier, occasion)
+        is_current = easytier is not None and easytier.is_running and not why_outdated(easytier, occasion)
         device, at_s = await self._links.observe(spec.device), self._clock.monotonic_s()
         fault_since_s, held, uplink, collision = math.inf, "", Finding(), ""
         if easytier is not None and is_current:
@@ -452,7 +359,7 @@ class OverlayKeeper(Part[Inputs, Do]):
             return
         if left is None:
             _log.warning("overlay.mended", reason=reason, problem=problem)
-        mend_at_s = self._clock.monotonic_s() + (0.0 if left is None else _FAULT_SETTLES_S)
+        mend_at_s = self._clock.monotonic_s() + (0.0 if left is None else FAULT_SETTLES_S)
         self.own = replace(self.own, mend_at_s=mend_at_s, changes=self.own.changes + 1)
 
     async def _give_up(self, spec: OverlaySpec, easytier: EasyTier, reason: str, problem: str) -> None:
@@ -500,21 +407,3 @@ class OverlayKeeper(Part[Inputs, Do]):
         if own.easytier is None or own.easytier.confirmed is None or not self._process.is_running:
             return ""
         return own.easytier.identity.config_hash
-
-
-def _why_outdated(easytier: EasyTier, occasion: Occasion) -> str:
-    """Return why EasyTier is to be started anew although its device is fine. Empty: it is not."""
-    if easytier.identity.config_hash != occasion.spec.config_hash:
-        return "the configuration changed"
-    wishes = zip(occasion.wishes, easytier.wishes, strict=True)
-    return "; ".join(wish.why for wish, served in wishes if wish.count != served.count)
-
-
-def _due_s(own: Looked, easytier: EasyTier, problem: tuple[str, str] | None) -> float:
-    """Return when a fault is acted on unless it passes before. Infinite: there is none."""
-    if problem is None:
-        return own.mend_at_s if own.redial else math.inf
-    if easytier.confirmed is None:
-        return easytier.confirm_until_s
-    settled_s = own.fault_since_s + _FAULT_SETTLES_S
-    return max(settled_s, own.mend_at_s) if own.held else settled_s
