@@ -14,14 +14,12 @@ from edgelink.conditions import ConditionSet
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.kernel_routes import Answer, Question, Rule
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.own_routes import PRIORITY, TABLE, OwnRoutes
 from edgelink.overlay.way_watch import LookAround, WayWatch
 from edgelink.overlay.ways import (
-    Answer,
     Found,
-    Question,
-    Rule,
     Ways,
     distinct,
     forwarded_elsewhere,
