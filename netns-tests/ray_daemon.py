@@ -26,8 +26,9 @@ from edgelink.log import configure
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey
-from edgelink.protocol.payloads import ClusterSpec, DirectoryEntry, Lease
+from edgelink.protocol.payloads import ClusterSpec, Lease
 from edgelink.ray_cluster.firewall import RAY_TABLE
+from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
@@ -41,10 +42,10 @@ def show(condition: Condition) -> None:
 
 
 def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
-    def members() -> list[tuple[DirectoryEntry, int]]:
+    def members() -> Ranks:
         leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
         entries = [entry_of(lease) for lease in leases]
-        return [(entry, entry.preferred_rank or 0) for entry in entries]
+        return tuple((entry, entry.preferred_rank or 0) for entry in entries)
 
     def publish(spec: ClusterSpec) -> None:
         temporary = spec_file.with_suffix(".new")
@@ -59,7 +60,6 @@ def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadR
         members=members,
         publish=publish,
         on_members=on_members,
-        run_holder=lambda: None,
         reported_dead=set,
         epoch_taken=lambda _last: 0,
         gone=set,

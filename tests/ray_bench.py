@@ -19,14 +19,17 @@ import pytest
 from fake_ray import FakeRay, ray_config
 
 from edgelink.clock import SystemClock
+from edgelink.condition_table import Place
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
+from edgelink.facts.derive import derive_patience
 from edgelink.facts.facts import Facts
 from edgelink.overlay.nft import Applied, Table
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey, seal
 from edgelink.protocol.payloads import ClusterMember, ClusterSpec, Lease, Role
+from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
@@ -65,7 +68,6 @@ class Bench:
         self.config = Config(ray=ray_config(self.fake.python, temp_dir=directory / "ray"))
         self.key = NodeKey.generate()
         self.clock: SystemClock | FakeClock = SystemClock()
-        self.run_holder: str | None = None
         self.epoch_taken = 0
         self.gone: set[str] = set()
         self.published: list[ClusterSpec] = []
@@ -73,7 +75,7 @@ class Bench:
         self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
         self.ranks = [(entry_of(self.lease), self.lease.preferred_rank or 0)]
         self.history: list[Condition] = []
-        self.board = Board(Facts())
+        self.board = self._new_board()
         self._facts: dict[str, Any] = {}
         self.give(peers_connected=True, host_patience_s=self.config.ride_through_s)
         self.give_secret(1)
@@ -96,8 +98,17 @@ class Bench:
         known = {"node_id": key.node_id, "verify_key": key.verify_key_b64, "cidr": IPv4Network("127.0.0.0/24")}
         return lease(f"node-{rank}", LOOPBACK, rank, role=role, **known)
 
+    def _new_board(self) -> Board[Facts]:
+        board = Board(Facts())
+        derive_patience(board, self.config, Place(self.lease.role.value))
+        return board
+
+    def grant(self, *, is_granted: bool) -> None:
+        """A run relies on all nodes, or none does any more."""
+        self.give(run=HeldRun("pid 1", tuple(self.ranks)) if is_granted else None)
+
     def inputs(self) -> RayInputs:
-        self.board = Board(Facts())
+        self.board = self._new_board()
         self.give(**self._facts)
         return RayInputs(
             board=self.board,
@@ -116,14 +127,17 @@ class Bench:
         return RayHeadReconciler(
             self.inputs(),
             reported_dead=set,
-            members=lambda: self.ranks,
-            publish=self.published.append,
+            members=lambda: tuple(self.ranks),
+            publish=self._publish,
             on_members=lambda found: self.members.append(tuple(found)),
-            run_holder=lambda: self.run_holder,
             epoch_taken=lambda _last: self.epoch_taken,
             gone=lambda: self.gone,
             edges_open_to=lambda _last: "all",
         )
+
+    def _publish(self, spec: ClusterSpec) -> None:
+        self.published.append(spec)
+        self.give(cluster_spec=spec)
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:
         member = ClusterMember(

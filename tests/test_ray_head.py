@@ -178,19 +178,19 @@ async def test_a_change_of_ride_through_waits_for_the_run(head_bench: Bench) -> 
     """Ray stays, and the spec that sent the edges after it, until the run has ended."""
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(update={"ride_through": 60})
-    head_bench.run_holder = "pid 1"
+    head_bench.grant(is_granted=True)
     head = head_bench.head()
     await head.reconcile()
     await head.reconcile()
     assert len(head_bench.fake.starts) == 1
     assert {(spec.epoch, spec.ride_through_s) for spec in head_bench.published} == {(1, 300)}
     before = head_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"]
-    assert head.ride_through_s == 300
+    assert head_bench.board.facts.ride_through_s == 300
     assert head.driver_variables(0)["RAY_gcs_rpc_server_reconnect_timeout_s"] == before
-    head_bench.run_holder = None
+    head_bench.grant(is_granted=False)
     await head.reconcile()
     assert len(head_bench.fake.starts) == 2
-    assert head_bench.published[-1].ride_through_s == head.ride_through_s == 60
+    assert head_bench.published[-1].ride_through_s == head_bench.board.facts.ride_through_s == 60
 
 
 async def test_head_grants_what_a_driver_needs(head_bench: Bench) -> None:

@@ -196,7 +196,7 @@ async def test_a_forced_restart_reaches_an_edge_while_a_change_waits_for_the_run
     head_bench.config = head_bench.config.model_copy(
         update={"ray": head_bench.config.ray.model_copy(update={"num_cpus": 1})}
     )
-    head_bench.run_holder = "pid 1"
+    head_bench.grant(is_granted=True)
     head = head_bench.head()
     await head.reconcile()
     assert {spec.epoch for spec in head_bench.published} == {1}

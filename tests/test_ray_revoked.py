@@ -27,7 +27,7 @@ async def test_no_token_is_sealed_to_who_was_put_out(head_bench: Bench) -> None:
     head = head_bench.head()
     await head.reconcile()
     assert member_of(head_bench, stolen).sealed_ray_token is not None
-    head_bench.run_holder = "pid 1"
+    head_bench.grant(is_granted=True)
     head_bench.gone = {stolen.node_id}
     await head.reconcile()
     assert len(head_bench.published) == 2
@@ -46,7 +46,7 @@ async def test_restarts_reach_the_others_while_somebody_was_put_out(head_bench: 
         head_bench.ranks.append((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank))
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(update={"ride_through": 60})
-    head_bench.run_holder = "pid 1"
+    head_bench.grant(is_granted=True)
     head_bench.gone = {stolen.node_id}
     head = head_bench.head()
     await head.reconcile()

@@ -135,7 +135,7 @@ async def test_what_cannot_come_true_is_refused_at_once(
 
 def test_a_rank_is_given_on_once_its_holder_has_left_ray() -> None:
     """Also where two nodes change places; a Ray under an address that nobody has any more holds nothing up."""
-    wanted = [(CLOUD, 0), (EDGE_2, 1), (EDGE_1, 2)]
+    wanted = ((CLOUD, 0), (EDGE_2, 1), (EDGE_1, 2))
     everybody = {"10.10.0.2", "10.10.0.3", "10.10.0.4"}
     both = {("10.10.0.2", 0), ("10.10.0.3", 1), ("10.10.0.4", 2)}
     assert free_ranks(wanted, both, everybody) == wanted[:1]

@@ -239,10 +239,10 @@ def test_a_run_keeps_the_addresses_that_it_uses() -> None:
 
 def test_a_node_that_waits_is_known_under_its_former_address() -> None:
     """As long as it says so; others, and addresses that were never known, are as the directory says."""
-    before = [(entry("b", "10.10.0.3", 1), 0)]
-    wanted = [(entry("b", "10.10.0.50", 1), 0), (entry("c", "10.10.0.4", 2), 1)]
+    before = ((entry("b", "10.10.0.3", 1), 0),)
+    wanted = ((entry("b", "10.10.0.50", 1), 0), (entry("c", "10.10.0.4", 2), 1))
     b, c = (e.node_id for e, _ in wanted)
-    assert keeping_addresses(wanted, before, {b, c}) == [before[0], wanted[1]]
+    assert keeping_addresses(wanted, before, {b, c}) == (before[0], wanted[1])
     assert keeping_addresses(wanted, before, set()) == wanted
 
 

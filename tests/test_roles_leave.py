@@ -20,6 +20,7 @@ from edgelink.errors import ExitCode, UsageError
 from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.node import RayNode
 from edgelink.runs.run_lock import RunInProgressError, RunLock
+from edgelink.testing.facts import board_with
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_the_registry_is_not_removed_by_leaving(paths: Paths) -> None:
 
 def test_a_run_in_progress_prevents_it(paths: Paths) -> None:
     """On the head by the run lock, which is on disk; it is told who holds it."""
-    held = RunLock(paths.run_lock, SystemClock(), lambda: None).held_by(Caller(os.getpid(), 0, 0))
+    held = RunLock(board_with(), paths.run_lock, SystemClock(), lambda: None).held_by(Caller(os.getpid(), 0, 0))
     with held, pytest.raises(RunInProgressError, match=f"pid {os.getpid()}") as caught:
         refuse(paths)
     assert caught.value.exit_code is ExitCode.TRY_AGAIN

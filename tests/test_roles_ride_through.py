@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from full_disk import Disk
@@ -14,11 +12,8 @@ from telling import Words
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, HostConfig, Paths
-from edgelink.daemon.this_machine import ThisMachine
 from edgelink.process import host_tcp
 from edgelink.ray_cluster.host_ride_through import RideThroughReconciler
-from edgelink.ray_cluster.reconcilers import RayHeadReconciler
-from edgelink.roles.head import Head
 from edgelink.testing.facts import board_with
 
 
@@ -40,9 +35,8 @@ class Host:
             paths=self.paths,
             conditions=self.conditions,
             clock=SystemClock(),
-            ride_through_s=lambda: self.ride_through_s,
             is_heads=is_heads,
-            board=board_with(),
+            board=board_with(ride_through_s=self.ride_through_s),
             proc_sys=self.proc_sys,
         ).apply()
         return self.conditions.get("RideThrough")
@@ -88,14 +82,10 @@ def test_the_heads_longer_value_is_followed(host: Host) -> None:
     assert host_tcp.observe(host.proc_sys).gives_up_after_s > 3600
 
 
-def test_the_heads_own_change_that_waits_for_a_run_is_no_disagreement(host: Host, tmp_path: Path) -> None:
+def test_the_heads_own_change_that_waits_for_a_run_is_no_disagreement(host: Host) -> None:
     """Until the run has ended the host keeps what Ray was started with."""
     waiting = Config(ride_through=60)
     assert "up to 5 min" in host.look(waiting, is_heads=True).message
-    head = Head(waiting, Paths(tmp_path / "state", tmp_path / "run"), SystemClock(), ThisMachine(), None)
-    assert head.ride_through_s() == 60
-    head.ray = cast(RayHeadReconciler, SimpleNamespace(ride_through_s=300))
-    assert head.ride_through_s() == 300
 
 
 def test_an_old_kernel_says_what_holds_instead(host: Host, words: Words) -> None:

@@ -16,6 +16,8 @@ from edgelink.api.server import only_one, user_name
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, NotRecordedError, RegistryError, UsageError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.member.enrol_request import ANY_MACHINE, Machine
 from edgelink.process import host_tcp, hosts_file
 from edgelink.protocol.membership import HOW_TO_JOIN, Membership
@@ -82,7 +84,7 @@ def refuse_beside_container(first_process: Path = Path("/proc/1/cmdline")) -> No
 
 def refuse_during_run(config: Config, paths: Paths, clock: Clock) -> None:
     """Raises RunInProgressError: a run is in progress, and with it what it has not saved."""
-    holder = RunLock(paths.run_lock, clock, lambda: None).holder
+    holder = RunLock(Board(Facts()), paths.run_lock, clock, lambda: None).holder
     ray = LocalRay(config, paths, clock)
     ray.adopt()
     workers = ray.node.workers_in_use()

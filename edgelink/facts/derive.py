@@ -10,6 +10,7 @@ from ipaddress import IPv4Interface
 from typing import Final
 
 from edgelink import __version__
+from edgelink.condition_table import Place
 from edgelink.condition_table.required import OVERLAY_UP, PEERS_REACHABLE
 from edgelink.conditions import Conditions, Phase, Status, derive_phase
 from edgelink.config import Config
@@ -37,6 +38,7 @@ from edgelink.protocol.payloads import (
     RayDeath,
     Role,
 )
+from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 
@@ -45,6 +47,8 @@ OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
 EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
 OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
+RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
+RIDE_THROUGH_S: Final[Fact[int]] = Fact("ride_through_s")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
 BROKER_AWAY: Final[Fact[str | None]] = Fact("broker_away")
@@ -83,10 +87,17 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 def derive_peers(board: Board[Facts], config: Config) -> None:
     """Have the board of a node that asks others derive whom it asks, and whether enough of them answer."""
     relays_carry = config.overlay.kind == "easytier"
+    board.derive(RUN_MEMBERS, "run in progress", Held, run_members)
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
     board.derive(BROKER_AWAY, "session with the broker", Broker, broker_away)
     board.derive(NOBODY_ANSWERS, "condition PeersReachable", Told, nobody_answers)
+
+
+def derive_patience(board: Board[Facts], config: Config, place: Place) -> None:
+    """Have the board of a daemon derive how long an outage may be."""
+    follow = partial(ride_through_s, configured=config.ride_through_s, place=place)
+    board.derive(RIDE_THROUGH_S, "patience", Patience, follow)
 
 
 def derive_status(board: Board[Facts], config: Config, key: NodeKey) -> None:
@@ -205,6 +216,36 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=instance_of(lease.network_id, lease.node_id),
     )
+
+
+@dataclass(frozen=True)
+class Held:
+    """The facts that :func:`run_members` depends on."""
+
+    run: HeldRun | None
+
+
+def run_members(now: Held) -> frozenset[str]:
+    """Return the node ids of the nodes that the granted run relies on."""
+    return frozenset(entry.node_id for entry, _ in (now.run and now.run.ranks) or ())
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The facts that :func:`ride_through_s` depends on, besides the configuration."""
+
+    cluster_spec: ClusterSpec | None
+    run: HeldRun | None
+
+
+def ride_through_s(now: Patience, *, configured: int, place: Place) -> int:
+    """Return how long an outage may be without costing a node.
+
+    An edge follows its head. The head's own value comes after the granted run, whose Ray was started with another one.
+    """
+    is_granted = now.run is not None and now.run.ranks is not None
+    follows = place is Place.EDGE or (place is Place.HEAD and is_granted)
+    return now.cluster_spec.ride_through_s if follows and now.cluster_spec is not None else configured
 
 
 @dataclass(frozen=True)

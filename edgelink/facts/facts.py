@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
 from edgelink.conditions import Conditions, Phase, Said
+from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.facts.board import Table, Wish
 from edgelink.member.access_watch import AccessTold
 from edgelink.member.lease_watch import HeardLease
@@ -23,6 +24,7 @@ from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
+from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 
@@ -54,7 +56,9 @@ class Facts:
         stopped: node ids of the nodes that said in this session that they are switched off on purpose.
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
-        run_members: node ids of the nodes that the granted run relies on; on the head only.
+        run: the run that holds the lock; on the head only.
+        run_members: node ids of the nodes that the granted run relies on; on the head only. Derived.
+        ride_through_s: how long an outage may be without costing a node, as far as this daemon knows. Derived.
         without_ray: node ids of the nodes that have no Ray by their own configuration; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
         answering: hostname of each node that answers over the overlay, and since when it does without a silence, in
@@ -130,7 +134,9 @@ class Facts:
     stopped: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
+    run: HeldRun | None = None
     run_members: frozenset[str] = frozenset()
+    ride_through_s: int = DEFAULT_RIDE_THROUGH_S
     without_ray: frozenset[str] = frozenset()
     targets: Targets | None = None
     answering: Mapping[str, float] = field(default_factory=dict)

@@ -38,14 +38,10 @@ class RayEdgeReconciler(RayReconciler):
         self._asked_head_s = -_ASK_HEAD_S
 
     @property
-    def ride_through_s(self) -> int:
-        spec = self._known.cluster_spec
-        return self._config.ride_through_s if spec is None else spec.ride_through_s
-
-    @property
     def _is_overlay_ready(self) -> bool:
         """Also once this machine's TCP is adjusted: Ray's sockets keep what they were made with."""
-        return super()._is_overlay_ready and self._known.host_patience_s == self.ride_through_s
+        known = self._known
+        return super()._is_overlay_ready and known.host_patience_s == known.ride_through_s
 
     async def reconcile(self) -> float:
         known = self._known

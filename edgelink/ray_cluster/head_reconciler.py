@@ -15,11 +15,12 @@ from edgelink.config import Config
 from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
-from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, EdgesOpenTo, Lease
+from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, EdgesOpenTo, Lease
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
 from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
 from edgelink.ray_cluster.gcs_store import FULL, GcsStore
+from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
@@ -48,10 +49,9 @@ class RayHeadReconciler(RayReconciler):
         self,
         inputs: RayInputs,
         *,
-        members: Callable[[], list[tuple[DirectoryEntry, int]]],
+        members: Callable[[], Ranks],
         publish: Callable[[ClusterSpec], None],
         on_members: Callable[[Sequence[RayMember]], None],
-        run_holder: Callable[[], str | None],
         reported_dead: Callable[[], set[tuple[str, str]]],
         epoch_taken: Callable[[ClusterSpec | None], int],
         gone: Callable[[], set[str]],
@@ -65,7 +65,6 @@ class RayHeadReconciler(RayReconciler):
         self._gone = gone
         self._edges_open_to = edges_open_to
         self._epoch_taken = epoch_taken
-        self._run_holder = run_holder
         self._reported_dead = reported_dead
         self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
         self._not_buried_s: dict[str, float] = {}  # when Ray was last told in vain
@@ -103,12 +102,6 @@ class RayHeadReconciler(RayReconciler):
             self._give_out(without_ray(spec), {}, None)
         return await super()._do_without()
 
-    @property
-    def ride_through_s(self) -> int:
-        """The configured value; under a run the one that its Ray was started with, which was published."""
-        spec = self._book.newest if self._run_holder() is not None else None
-        return self._config.ride_through_s if spec is None else spec.ride_through_s
-
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().run(), name="ray-processes")
@@ -128,7 +121,7 @@ class RayHeadReconciler(RayReconciler):
             capabilities=tools.capabilities,
             head_ip=ip,
             ray_port=port,
-            ride_through_s=self.ride_through_s,
+            ride_through_s=self._known.ride_through_s,
             token_path=self._token_path(tools),
             device=self._config.overlay.device,
             cidr=lease.cidr,
@@ -270,8 +263,9 @@ class RayHeadReconciler(RayReconciler):
         if record is not None and record.config_hash == wanted:
             return record
         is_asked = record is not None and record.restarts != restarts
-        if record is not None and not is_asked and (holder := self._run_holder()) is not None:
-            self._keep(record, holder)
+        run = self._known.run
+        if record is not None and not is_asked and run is not None and run.ranks is not None:
+            self._keep(record, run.holder)
             return record
         if record is not None:
             self._gcs.require(tools.capabilities)  # before the Ray that runs is ended for nothing
@@ -282,7 +276,7 @@ class RayHeadReconciler(RayReconciler):
         if not self._is_overlay_ready or self._pause_s() > 0:
             return None
         # Under a run it gets the value that the others have; what is configured comes after the run.
-        started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
+        started_as = hash_of(head_identity(self._config, lease, restarts, self._known.ride_through_s))
         tools = self._noted(await self.ray.prepare_start())
         self._gcs.require(tools.capabilities)
         if tools.capabilities.token_auth:
@@ -386,7 +380,7 @@ class RayHeadReconciler(RayReconciler):
             python_version=tools.interpreter.python_version,
             ranks=ranks,
             token_auth=token is not None,
-            ride_through_s=self.ride_through_s,
+            ride_through_s=self._known.ride_through_s,
             wishes=self.wishes.wishes,
         )
         self._give_out(draft, self._verify_keys(), token)

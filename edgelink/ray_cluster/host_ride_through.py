@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,7 +16,6 @@ from edgelink.errors import ConfigError, NotRecordedError
 from edgelink.facts.board import Board, Fact
 from edgelink.process import host_tcp
 from edgelink.process.host_tcp import Adjustment, TcpValues
-from edgelink.protocol.payloads import ClusterSpec
 from edgelink.ray_cluster.ride_through import check_agreement, patience_s
 from edgelink.reconcile import Wakeup
 
@@ -29,16 +27,13 @@ HOST_PATIENCE_S: Final[Fact[int | None]] = Fact("host_patience_s")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What may change the network's ``ride_through``."""
+    """How long an outage may be."""
 
-    cluster_spec: ClusterSpec | None
+    ride_through_s: int
 
 
 class RideThroughReconciler:
-    """Keeps the host's TCP as patient as the network's ``ride_through`` asks for.
-
-    ``ride_through_s``: what holds in the network as far as is known, the configured value before that.
-    """
+    """Keeps the host's TCP as patient as the network's ``ride_through`` asks for."""
 
     name: ClassVar[str] = "ride-through"
     condition: ClassVar[str] = RIDE_THROUGH.name
@@ -50,18 +45,17 @@ class RideThroughReconciler:
         paths: Paths,
         conditions: ConditionSet,
         clock: Clock,
-        ride_through_s: Callable[[], int],
         is_heads: bool = False,
         board: Board[Any],
         proc_sys: Path = host_tcp.PROC_SYS,
     ) -> None:
         self.wakeup = Wakeup()
         self._adjusted_for = board.claim(HOST_PATIENCE_S, self.name)
+        self._board = board
         board.read(Inputs, self.name, self.wakeup)
         self._config = config
         self._record = paths.host_tcp
         self._conditions = conditions
-        self._ride_through_s = ride_through_s
         self._is_heads = is_heads  # its own value may differ from what holds until a run has ended
         self._proc_sys = proc_sys
 
@@ -79,7 +73,7 @@ class RideThroughReconciler:
 
     def _adjust(self) -> None:
         """Raises NotRecordedError: what is there cannot be kept, so it is not changed."""
-        ride_through_s = self._ride_through_s()
+        ride_through_s = self._board.select(Inputs).ride_through_s
         try:
             self._adjust_for(ride_through_s)
         finally:  # what cannot be done holds up nobody

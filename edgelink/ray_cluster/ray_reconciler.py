@@ -26,6 +26,7 @@ from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Lease
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
+from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import named_asker
 from edgelink.ray_cluster.last_words import last_words
@@ -59,6 +60,8 @@ class RayReads:
     peers_connected: bool
     host_patience_s: int | None
     standstills: int
+    ride_through_s: int
+    run: HeldRun | None
 
     @property
     def lease(self) -> Lease | None:
@@ -112,11 +115,6 @@ class RayReconciler:
         )
 
     @property
-    def ride_through_s(self) -> int:
-        """What holds for this node's Ray: the head's own value, which edges learn."""
-        return self._config.ride_through_s
-
-    @property
     def _known(self) -> RayReads:
         return self._board.select(RayReads)
 
@@ -163,7 +161,7 @@ class RayReconciler:
 
     def program_environment(self, uid: int) -> dict[str, str]:
         """Variables for a program of the user ``uid`` that needs no Ray: the import hook, and gRPC's patience."""
-        return environment.program_environment(self.ride_through_s, self.import_hook(uid))
+        return environment.program_environment(self._known.ride_through_s, self.import_hook(uid))
 
     def command_environment(self, uid: int) -> dict[str, str]:
         """Variables for Ray's own commands, run by the user ``uid``.
@@ -177,7 +175,7 @@ class RayReconciler:
             capabilities=tools.capabilities,
             head_ip=ip,
             ray_port=port,
-            ride_through_s=self.ride_through_s,
+            ride_through_s=self._known.ride_through_s,
             token_path=self._token_path(tools),
             hook=self.import_hook(uid),
         )
@@ -249,7 +247,7 @@ class RayReconciler:
             marker=self.ray.node.marker,
             node_rank=node_rank,
             device=self._config.overlay.device,
-            ride_through_s=self.ride_through_s,
+            ride_through_s=self._known.ride_through_s,
             token_path=self.ray.token_path if token_auth else None,
             own=self._config.ray.environment,
             hook=self.import_hook(tools.user.uid),

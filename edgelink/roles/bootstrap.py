@@ -120,7 +120,7 @@ class Relay(Daemon):
         # A relay is nobody's member: its lease and secret are what its registry says, and it has no session. It asks no
         # other node, so that it hears of no answer and misses nobody.
         registrys = {"lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
-        peers = {"answering", "silent", "last_answer_s", "nobody_answers", "impostors", "restart_for_pair"}
+        peers = {"answering", "silent", "last_answer_s", "nobody_answers", "impostors", "restart_for_pair", "run"}
         self.board.require_writers(registrys | peers)
 
     async def run(self) -> None:

@@ -24,7 +24,7 @@ from edgelink.daemon.lifecycle import StopRequest
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.daemon.usable import require_usable
 from edgelink.facts.board import Fact
-from edgelink.facts.derive import board_of
+from edgelink.facts.derive import board_of, derive_patience
 from edgelink.facts.part import run_part
 from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
@@ -91,6 +91,7 @@ class Daemon(ABC):
             has_ray=config.ray.enabled or place not in NODES,
         )
         self.board = board_of(config)
+        derive_patience(self.board, config, place)
         self.board.derive(OPENINGS, "what is opened", Allowed, partial(openings, config=config))
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self._put_conditions = self.board.claim(CONDITIONS, "conditions")
@@ -134,7 +135,6 @@ class Daemon(ABC):
             paths=paths,
             conditions=self.conditions,
             clock=clock,
-            ride_through_s=self.ride_through_s,
             board=self.board,
             is_heads=role == Role.HEAD.value,
             proc_sys=machine.proc_sys,
@@ -233,10 +233,6 @@ class Daemon(ABC):
     def before_end(self) -> None:  # noqa: B027 - most daemons keep nothing
         """The daemon ends, because somebody asked for it or because it crashed: keep what the next one goes on with."""
 
-    def ride_through_s(self) -> int:
-        """What is known of how long an outage may be."""
-        return self.config.ride_through_s
-
     @abstractmethod
     def known_nodes(self) -> list[KnownNode]:
         """Every node of the network that this one has heard of, itself included."""
@@ -260,7 +256,7 @@ class Daemon(ABC):
             "device": self.config.overlay.device,
             "phase": self.board.facts.phase.value,
             "ready": self.conditions.is_ready,
-            "ride_through_s": self.ride_through_s(),
+            "ride_through_s": self.board.facts.ride_through_s,
             "conditions": self.conditions.to_list(),
             "impact": impact(self.conditions) if self.board.facts.phase is Phase.DEGRADED else None,
             "easytier_pid": easytier.pid if easytier else None,

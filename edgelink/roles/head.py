@@ -81,7 +81,7 @@ class Head(Node):
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self.runs = runs = Runs(self.ray_inputs(), self.wake, self.ride_through_s)
+        self.runs = runs = Runs(self.ray_inputs(), self.wake)
         gang = Gang(self.ray_inputs(), runs)
         self.nodes = Nodes(self, runs, gang)
         self.ray = ray = RayHeadReconciler(
@@ -89,7 +89,6 @@ class Head(Node):
             members=runs.roster.publishable,
             publish=self._publish,
             on_members=runs.ray_members_changed,
-            run_holder=lambda: runs.granted_to,
             reported_dead=self.reported_dead_rays,
             epoch_taken=lambda spec: self.registry.documents.epoch_taken(spec) if self.registry else 0,
             gone=self._gone,

@@ -135,10 +135,6 @@ class Node(Member):
             ray=self.ray,
         )
 
-    def ride_through_s(self) -> int:
-        """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
-        return self.ray.ride_through_s
-
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
         yield knock_route(self, lambda: self.local_ray.closed_ranges)

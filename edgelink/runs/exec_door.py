@@ -270,7 +270,7 @@ class ExecDoor:
             "gid": user.gid,
             "groups": list(user.groups),
             "user": user.name,
-            "ride_through_s": self._ray.ride_through_s,
+            "ride_through_s": self._board.facts.ride_through_s,
         }
         _log.info(
             "exec.started",
@@ -378,7 +378,7 @@ class ExecDoor:
                 f"{entry.hostname} is paused: no answer over the overlay for {brief(now_s - since_s)}",
                 hint="try again when its link is back; `edgelink nodes` shows it",
             )
-        return {"overlay_ip": str(entry.overlay_ip), "ride_through_s": self._ray.ride_through_s}
+        return {"overlay_ip": str(entry.overlay_ip), "ride_through_s": self._board.facts.ride_through_s}
 
     async def _sign(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /exec/sign``: the request that a node's hello asks for, signed.

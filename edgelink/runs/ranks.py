@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from edgelink.protocol.payloads import Directory, DirectoryEntry
-
-Ranks = list[tuple[DirectoryEntry, int]]
+from edgelink.ray_cluster.held_run import Ranks
 
 
 def could_take_part(directory: Directory | None, without_ray: Collection[str] = ()) -> list[DirectoryEntry]:
@@ -32,7 +31,7 @@ def rank_map(candidates: Collection[DirectoryEntry], asked_for: Collection[str] 
         asked_for: the node ids of those that a run asks for. Empty: all take part.
     """
     taking_part = [entry for entry in candidates if not asked_for or entry.node_id in asked_for]
-    return [(entry, rank) for rank, entry in enumerate(taking_part)]
+    return tuple((entry, rank) for rank, entry in enumerate(taking_part))
 
 
 def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
@@ -55,7 +54,9 @@ def free_ranks(wanted: Ranks, held: Collection[tuple[str, int | None]], everybod
     for ip, rank in held:
         if ip in everybody:
             holders.setdefault(rank, set()).add(ip)
-    return [(entry, rank) for entry, rank in wanted if rank not in holders or str(entry.overlay_ip) in holders[rank]]
+    return tuple(
+        (entry, rank) for entry, rank in wanted if rank not in holders or str(entry.overlay_ip) in holders[rank]
+    )
 
 
 def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) -> Ranks:
@@ -64,7 +65,7 @@ def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) ->
     They have workers under the former address, who would be buried under it.
     """
     known = {entry.node_id: entry.overlay_ip for entry, _ in before if entry.node_id in waiting}
-    return [
+    return tuple(
         (entry.model_copy(update={"overlay_ip": known[entry.node_id]}) if entry.node_id in known else entry, rank)
         for entry, rank in wanted
-    ]
+    )

@@ -9,8 +9,9 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.protocol.payloads import DirectoryEntry
+from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.membership import RayMember, strangers
-from edgelink.runs.ranks import Ranks, could_take_part, free_ranks, keeping_addresses, keeping_ranks, rank_map
+from edgelink.runs.ranks import could_take_part, free_ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.runs.run_lock import RunLock
 from edgelink.runs.without_ray import WithoutRayBook
 
@@ -33,7 +34,7 @@ class Roster:
         self._without_ray = without_ray
         self._put_without_ray = board.claim(WITHOUT_RAY, "runs")
         self._has_ray = has_ray
-        self._ranks: Ranks = []  # as they were looked at last
+        self._ranks: Ranks = ()  # as they were looked at last
         self._is_held_back = False
         self._labels: dict[str, Mapping[str, str]] = {}  # by node id
 

@@ -12,20 +12,22 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
 from edgelink.errors import ExitCode, TrainingError
+from edgelink.facts.board import Board, Fact
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.process import procfs
 from edgelink.process.identity import Identity, identify, is_alive
 from edgelink.process.pidfd import wait_for_end
-from edgelink.protocol.payloads import DirectoryEntry
-from edgelink.runs.ranks import Ranks
+from edgelink.ray_cluster.held_run import HeldRun, Ranks
+
+RUN: Final[Fact[HeldRun | None]] = Fact("run")
 
 log = get_logger("runs")
 
@@ -45,7 +47,7 @@ class _Record(BaseModel):
 
     holder: str
     process: dict[str, int | str] | None  # None: the caller's process cannot be seen from here
-    ranks: tuple[tuple[DirectoryEntry, int], ...] | None = None
+    ranks: Ranks | None = None
     nodes: tuple[str, ...] = ()  # that the run asks for, by node id; none: all
     placement: dict[str, Any] | None = None  # resolved; None: the run has no cluster file
 
@@ -53,7 +55,10 @@ class _Record(BaseModel):
 class RunLock:
     """One holder at a time. ``on_release`` is called when the holder has gone, however it went."""
 
-    def __init__(self, path: Path, clock: Clock, on_release: Callable[[], None], files: Files = AT_ONCE) -> None:
+    def __init__(
+        self, board: Board[Any], path: Path, clock: Clock, on_release: Callable[[], None], files: Files = AT_ONCE
+    ) -> None:
+        self._put_run = board.claim(RUN, "run lock")
         self._path = path
         self._files = files
         self._clock = clock
@@ -64,6 +69,7 @@ class RunLock:
         self._unseen: tuple[int, str] | None = None  # user and run of a holder whose process cannot be seen
         self._record, self._process = self._read()
         if self._record is not None:
+            self._show(self._record)
             self._taken.set()
             log.info("runs.lock_kept", holder=self._record.holder, why="it was held before this daemon started")
 
@@ -80,7 +86,7 @@ class RunLock:
     @property
     def ranks(self) -> Ranks | None:
         """What the run relies on, from its grant to its end."""
-        return None if self._record is None or self._record.ranks is None else list(self._record.ranks)
+        return None if self._record is None else self._record.ranks
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -96,7 +102,7 @@ class RunLock:
         assert self._record is not None
         record = self._record.model_copy(update={"nodes": nodes})
         self._write(record, is_required=True)
-        self._record = record
+        self._show(record)
 
     @property
     def placement(self) -> dict[str, Any] | None:
@@ -110,17 +116,17 @@ class RunLock:
             NotRecordedError: the run that would begin must not rely on what the next daemon would not know.
         """
         assert self._record is not None
-        record = self._record.model_copy(update={"ranks": tuple(ranks), "placement": placement})
+        record = self._record.model_copy(update={"ranks": ranks, "placement": placement})
         self._write(record, is_required=True)
-        self._record = record
+        self._show(record)
 
     def use_ranks(self, ranks: Ranks) -> None:
         """Remember the ranks that a run under way relies on, which goes on whether they can be recorded or not."""
         assert self._record is not None
         if self.ranks != ranks:
-            record = self._record.model_copy(update={"ranks": tuple(ranks)})
+            record = self._record.model_copy(update={"ranks": ranks})
             self._write(record, is_required=False)
-            self._record = record
+            self._show(record)
 
     @contextmanager
     def held_by(self, caller: Caller, run_id: str | None = None, *, is_under_way: bool = False) -> Iterator[None]:
@@ -185,15 +191,21 @@ class RunLock:
         holder = f"pid {caller.pid} of user id {caller.uid}, since {self._clock.now():%H:%M:%S} UTC"
         record = _Record(holder=holder, process=process.to_dict() if process else None)
         self._write(record, is_required=is_required)
-        self._record, self._process = record, process
+        self._process = process
+        self._show(record)
         self._unseen = (caller.uid, run_id) if process is None and run_id else None
         self._taken.set()
 
     def _release(self) -> None:
-        holder, self._record, self._process, self._unseen = self.holder, None, None, None
+        holder, self._process, self._unseen = self.holder, None, None
         self._files.keep(self._path, None)
+        self._show(None)
         log.info("runs.ended", holder=holder)
         self._on_release()
+
+    def _show(self, record: _Record | None) -> None:
+        self._record = record
+        self._put_run(None if record is None else HeldRun(record.holder, record.ranks, record.nodes))
 
     def _write(self, record: _Record, *, is_required: bool) -> None:
         if record.process is not None:  # else nobody could tell whether the holder still lives

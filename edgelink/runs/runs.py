@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
 from edgelink.errors import RayClusterError
-from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo
 from edgelink.ray_cluster.membership import RayMember
@@ -21,8 +20,6 @@ from edgelink.runs.run_lock import RunLock
 from edgelink.runs.standing import Standing
 from edgelink.runs.without_ray import WithoutRayBook
 from edgelink.training.run_record import RunRecord
-
-RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
 
 log = get_logger("runs")
 
@@ -49,18 +46,17 @@ class RayStoppedError(RayClusterError):
 class Runs:
     """The one run at a time of a head."""
 
-    def __init__(self, inputs: RayInputs, wake: Callable[[], None], ride_through_s: Callable[[], int]) -> None:
-        """``wake`` has the head's Ray look at what is wanted of it; ``ride_through_s`` is what holds for that Ray."""
+    def __init__(self, inputs: RayInputs, wake: Callable[[], None]) -> None:
+        """``wake`` has the head's Ray look at what is wanted of it."""
         self._config, self._clock, self._files = inputs.config, inputs.clock, inputs.files
         self._conditions = inputs.conditions
         self._wake = wake
-        self.lock = RunLock(inputs.paths.run_lock, self._clock, self._released, self._files)
+        self.lock = RunLock(inputs.board, inputs.paths.run_lock, self._clock, self._released, self._files)
         without_ray = WithoutRayBook(inputs.paths.state / "without-ray.json", self._files)
         self.roster = Roster(
             inputs.board, inputs.key.node_id, self.lock, without_ray, has_ray=inputs.config.ray.enabled
         )
-        self.standing = Standing(inputs, self.roster, ride_through_s)
-        self._put_run_members = inputs.board.claim(RUN_MEMBERS, "runs")
+        self.standing = Standing(inputs, self.roster)
         self._watchers: list[Wakeup] = []
         # What was told, and not taken yet.
         self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_UNTAKEN)
@@ -171,7 +167,6 @@ class Runs:
 
     def show_granted(self) -> None:
         """Say whose run relies on the cluster."""
-        self._put_run_members(frozenset(entry.node_id for entry, _ in self.lock.ranks or ()))
         self._conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
@@ -185,5 +180,4 @@ class Runs:
         self._wake_watchers()
 
     def _show_no_run(self) -> None:
-        self._put_run_members(frozenset())
         self._conditions.set_false("DriverRunning", "NoRun", "no run is in progress")

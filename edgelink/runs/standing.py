@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -28,9 +28,8 @@ _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
 class Standing:
     """The nodes of one head's Ray as they stand now."""
 
-    def __init__(self, inputs: RayInputs, roster: Roster, ride_through_s: Callable[[], int]) -> None:
+    def __init__(self, inputs: RayInputs, roster: Roster) -> None:
         self._roster = roster
-        self._ride_through_s = ride_through_s
         self._board = inputs.board
         self._conditions = inputs.conditions
         self._clock = inputs.clock
@@ -106,7 +105,7 @@ class Standing:
             )
             ready = _judged(known)
             if ready.state == "paused" and (pause := known.pause) is not None:
-                left_s = pause.gives_up_in_s(now_s, self._ride_through_s())
+                left_s = pause.gives_up_in_s(now_s, facts.ride_through_s)
                 ready = replace(ready, paused_s=round(now_s - pause.since_s, 1), gives_up_in_s=round(left_s, 1))
             ready = replace(ready, ray_node_id=known.member.node_id if known.member else None, ray_known=ray_known)
             report.append(ready)

@@ -71,7 +71,7 @@ class View:
             is_connected=node.conditions.is_true("RegistryConnected"),
             ray_auth=node.exposure.ray_auth,
             ray_dashboard_port=node.config.ray.dashboard_port,
-            ride_through_s=node.ride_through_s(),
+            ride_through_s=node.board.facts.ride_through_s,
             goes_on=partly["goes_on"],
             waits=partly["waits"],
             notes=strangers,
