@@ -11,7 +11,6 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,6 @@ from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import ClusterSpec, Lease
 from edgelink.ray_cluster.firewall import RAY_TABLE
-from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
@@ -42,27 +40,15 @@ def show(condition: Condition) -> None:
 
 
 def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
-    def members() -> Ranks:
-        leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
-        entries = [entry_of(lease) for lease in leases]
-        return tuple((entry, entry.preferred_rank or 0) for entry in entries)
-
     def publish(spec: ClusterSpec) -> None:
         temporary = spec_file.with_suffix(".new")
         temporary.write_text(spec.model_dump_json())
         temporary.replace(spec_file)
 
-    def on_members(found: Sequence[RayMember]) -> None:
-        inputs.paths.state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in found]))
-
     return RayHeadReconciler(
         inputs,
-        members=members,
         publish=publish,
-        on_members=on_members,
-        reported_dead=set,
         epoch_taken=lambda _last: 0,
-        gone=set,
         edges_open_to=lambda _last: "all",
     )
 
@@ -97,6 +83,16 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
+    async def poll_leases() -> None:
+        told: tuple[RayMember, ...] | None = None
+        while True:
+            leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
+            give(inputs.board, publishable=tuple((entry_of(lease), lease.preferred_rank or 0) for lease in leases))
+            if (members := inputs.board.facts.ray_members) != told:
+                paths.state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in members]))
+                told = members
+            await asyncio.sleep(0.1)
+
     async def poll_spec() -> None:
         while True:
             with suppress(FileNotFoundError):
@@ -112,7 +108,7 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
             group.create_task(tables.run()),
             group.create_task(ray.run()),
             group.create_task(run_reconciler(ray, conditions, clock)),
-            *([group.create_task(poll_spec())] if role == "edge" else []),
+            group.create_task(poll_spec() if role == "edge" else poll_leases()),
         ]
         await stop.wait()
         for task in tasks:

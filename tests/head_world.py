@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Head:
 
     def enrol(self, *entries: DirectoryEntry) -> None:
         give(self.node.board, directory=Directory(network_id="n", epoch=1, entries=entries))
+        self.runs.standing.show_nodes_ready()
+
+    def lists(self, members: Sequence[RayMember]) -> None:
+        """Ray lists these."""
+        give(self.node.board, ray_members=tuple(members))
         self.runs.standing.show_nodes_ready()
 
     def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:

@@ -29,9 +29,8 @@ from edgelink.overlay.nft import Applied, Table
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey, seal
 from edgelink.protocol.payloads import ClusterMember, ClusterSpec, Lease, Role
-from edgelink.ray_cluster.held_run import HeldRun
+from edgelink.ray_cluster.held_run import HeldRun, Ranks
 from edgelink.ray_cluster.local_ray import LocalRay
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.testing.clock import FakeClock
 from edgelink.testing.facts import give
@@ -69,16 +68,14 @@ class Bench:
         self.key = NodeKey.generate()
         self.clock: SystemClock | FakeClock = SystemClock()
         self.epoch_taken = 0
-        self.gone: set[str] = set()
         self.published: list[ClusterSpec] = []
-        self.members: list[tuple[RayMember, ...]] = []
         self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
-        self.ranks = [(entry_of(self.lease), self.lease.preferred_rank or 0)]
         self.history: list[Condition] = []
         self.board = self._new_board()
         self._facts: dict[str, Any] = {}
         self.give(peers_connected=True, host_patience_s=self.config.ride_through_s)
         self.give_secret(1)
+        self.ranks = ((entry_of(self.lease), self.lease.preferred_rank or 0),)
 
     def give(self, **facts: Any) -> None:
         """What the rest of the daemon knows, in this life and the next."""
@@ -98,6 +95,19 @@ class Bench:
         known = {"node_id": key.node_id, "verify_key": key.verify_key_b64, "cidr": IPv4Network("127.0.0.0/24")}
         return lease(f"node-{rank}", LOOPBACK, rank, role=role, **known)
 
+    @property
+    def ranks(self) -> Ranks:
+        """Who is to join Ray."""
+        return self.board.facts.publishable
+
+    @ranks.setter
+    def ranks(self, ranks: Ranks) -> None:
+        self.give(publishable=ranks)
+
+    def put_out(self, *node_ids: str) -> None:
+        """The operator has put these nodes out of the network."""
+        self.give(network=SimpleNamespace(state=SimpleNamespace(revoked=node_ids)))
+
     def _new_board(self) -> Board[Facts]:
         board = Board(Facts())
         derive_patience(board, self.config, Place(self.lease.role.value))
@@ -105,7 +115,7 @@ class Bench:
 
     def grant(self, *, is_granted: bool) -> None:
         """A run relies on all nodes, or none does any more."""
-        self.give(run=HeldRun("pid 1", tuple(self.ranks)) if is_granted else None)
+        self.give(run=HeldRun("pid 1", self.ranks) if is_granted else None)
 
     def inputs(self) -> RayInputs:
         self.board = self._new_board()
@@ -126,12 +136,8 @@ class Bench:
     def head(self) -> RayHeadReconciler:
         return RayHeadReconciler(
             self.inputs(),
-            reported_dead=set,
-            members=lambda: tuple(self.ranks),
             publish=self._publish,
-            on_members=lambda found: self.members.append(tuple(found)),
             epoch_taken=lambda _last: self.epoch_taken,
-            gone=lambda: self.gone,
             edges_open_to=lambda _last: "all",
         )
 

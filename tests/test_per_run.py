@@ -60,7 +60,7 @@ def begun(directory: Path, clock: FakeClock, config: Config = PER_RUN) -> Head:
     """A daemon of the head, all of whose nodes are alive in Ray."""
     head = Head(directory, clock, config)
     head.enrol(CLOUD, EDGE_1, EDGE_2)
-    head.runs.ray_members_changed([member(f"10.10.0.{rank + 2}", rank) for rank in range(3)])
+    head.lists([member(f"10.10.0.{rank + 2}", rank) for rank in range(3)])
     return head
 
 

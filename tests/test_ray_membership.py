@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 
 from edgelink.clock import SystemClock
-from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
+from edgelink.facts.facts import Facts
+from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
 from edgelink.testing import eventually
+from edgelink.testing.facts import GivenBoard
 
 _ONE = (
     '[{"node_id": "a", "ip": "10.10.0.2", "rank": 0, "alive": true, "hostname": "h", '
@@ -34,7 +35,8 @@ class ShortClock(SystemClock):
 async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
     """Not startable, not understood, too long a line: none of it ends the daemon."""
     tries: list[str] = []
-    seen: list[Sequence[RayMember]] = []
+    board = GivenBoard(Facts())
+    put = board.claim(RAY_MEMBERS, "watch")
 
     async def start() -> asyncio.subprocess.Process | None:
         tries.append("")
@@ -48,17 +50,18 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
             case _:
                 return await helper(_ONE)
 
-    watch = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock(), lambda: False).run())
-    await eventually(lambda: bool(seen))
+    watch = asyncio.create_task(MembershipWatch(start, put, ShortClock(), lambda: False).run())
+    await eventually(lambda: bool(board.facts.ray_members))
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-    assert [member.ip for member in seen[0]] == ["10.10.0.2"]
+    assert [member.ip for member in board.facts.ray_members] == ["10.10.0.2"]
     assert len(tries) == 4
 
 
 async def test_what_was_listed_last_holds_while_only_the_gcs_is_away() -> None:
     """Its helper ends with it; a list of nobody would be told as the loss of all nodes."""
-    seen: list[Sequence[RayMember]] = []
+    board = GivenBoard(Facts())
+    put = board.claim(RAY_MEMBERS, "watch")
     helpers: list[asyncio.subprocess.Process] = []
     is_away, later = True, asyncio.Event()
 
@@ -69,18 +72,17 @@ async def test_what_was_listed_last_holds_while_only_the_gcs_is_away() -> None:
         helpers.append(await helper(_ONE))
         return helpers[-1]
 
-    task = asyncio.create_task(MembershipWatch(start, seen.append, ShortClock(), lambda: is_away).run())
+    task = asyncio.create_task(MembershipWatch(start, put, ShortClock(), lambda: is_away).run())
     for number in (1, 2):
         await eventually(lambda count=number: len(helpers) == count)  # type: ignore[misc]
-        await eventually(lambda: bool(seen))
+        await eventually(lambda: bool(board.facts.ray_members))
         helpers[-1].kill()
     await later.wait()
-    assert [len(members) for members in seen] == [1]
+    assert all(facts.ray_members for facts in board.history)
     is_away = False
-    await eventually(lambda: len(seen) > 1)
+    await eventually(lambda: not board.facts.ray_members)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert [len(members) for members in seen] == [1, 0]
 
 
 def member(ray_id: str, ip: str, rank: int | None, *, alive: bool = True) -> RayMember:

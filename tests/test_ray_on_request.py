@@ -122,17 +122,17 @@ def listed(*rows: tuple[str, int]) -> tuple[RayMember, ...]:
 async def test_head_ends_its_ray_after_the_edges(head_bench: Bench) -> None:
     """First it says so, then it waits for the others, then it ends its own; a successor leaves it so."""
     other = NodeKey.generate()
-    head_bench.ranks.append((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head_bench.ranks += ((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1),)
     head = head_bench.head()
     await head.reconcile()
     head.wishes.want_ray(False)
-    head._watch.members = listed(("127.0.0.1", 0), ("10.10.0.3", 1))
+    head_bench.give(ray_members=listed(("127.0.0.1", 0), ("10.10.0.3", 1)))
     await head.reconcile()
     assert head_bench.published[-1].ray_wanted is False
     assert head_bench.reason == "RayStopping"
     assert "10.10.0.3" in head_bench.history[-1].message
     assert head.ray.node.is_running
-    head._watch.members = listed(("127.0.0.1", 0))
+    head_bench.give(ray_members=listed(("127.0.0.1", 0)))
     await head.reconcile()
     assert head_bench.reason == "RayStopped"
     assert head.ray.node.owned_pids() == []
@@ -155,7 +155,7 @@ async def test_head_does_not_wait_for_ever_for_an_edge(head_bench: Bench, monkey
     head = head_bench.head()
     await head.reconcile()
     head.wishes.want_ray(False)
-    head._watch.members = listed(("127.0.0.1", 0), ("10.10.0.3", 1))
+    head_bench.give(ray_members=listed(("127.0.0.1", 0), ("10.10.0.3", 1)))
     await head.reconcile()
     assert head_bench.reason == "RayStopped"
 
@@ -191,7 +191,7 @@ async def test_head_restarts_its_ray_when_asked(head_bench: Bench) -> None:
 async def test_a_forced_restart_reaches_an_edge_while_a_change_waits_for_the_run(head_bench: Bench) -> None:
     """Only the counter goes out: what else has changed here still waits."""
     other = NodeKey.generate()
-    head_bench.ranks.append((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head_bench.ranks += ((entry_of(head_bench.lease_of(other, Role.EDGE, 1)), 1),)
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(
         update={"ray": head_bench.config.ray.model_copy(update={"num_cpus": 1})}

@@ -23,12 +23,12 @@ async def test_no_token_is_sealed_to_who_was_put_out(head_bench: Bench) -> None:
     """Under a run it keeps its rank, so that nobody else's changes; what the others get is theirs."""
     staying, stolen = NodeKey.generate(), NodeKey.generate()
     for rank, key in enumerate((staying, stolen), start=1):
-        head_bench.ranks.append((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank))
+        head_bench.ranks += ((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank),)
     head = head_bench.head()
     await head.reconcile()
     assert member_of(head_bench, stolen).sealed_ray_token is not None
     head_bench.grant(is_granted=True)
-    head_bench.gone = {stolen.node_id}
+    head_bench.put_out(stolen.node_id)
     await head.reconcile()
     assert len(head_bench.published) == 2
     assert member_of(head_bench, stolen).sealed_ray_token is None
@@ -43,11 +43,11 @@ async def test_restarts_reach_the_others_while_somebody_was_put_out(head_bench: 
     """A change of the configuration waits for the run; what somebody asks for meanwhile is published all the same."""
     staying, stolen = NodeKey.generate(), NodeKey.generate()
     for rank, key in enumerate((staying, stolen), start=1):
-        head_bench.ranks.append((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank))
+        head_bench.ranks += ((entry_of(head_bench.lease_of(key, Role.EDGE, rank)), rank),)
     await head_bench.head().reconcile()
     head_bench.config = head_bench.config.model_copy(update={"ride_through": 60})
     head_bench.grant(is_granted=True)
-    head_bench.gone = {stolen.node_id}
+    head_bench.put_out(stolen.node_id)
     head = head_bench.head()
     await head.reconcile()
     head.wishes.want_restart(staying.node_id)
@@ -60,14 +60,16 @@ async def test_who_was_put_out_is_buried_at_once(head_bench: Bench) -> None:
     """Ray need not find out for itself; one that merely left is given time to say goodbye."""
     stolen = NodeKey.generate()
     lease = head_bench.lease_of(stolen, Role.EDGE, 1)
-    head_bench.ranks.append((entry_of(lease), 1))
+    head_bench.ranks += ((entry_of(lease), 1),)
     head = head_bench.head()
     await head.reconcile()
-    head._watch.members = (
-        RayMember("beef", str(lease.overlay_ip), 1, alive=True, hostname="edge-1"),
-        RayMember("cafe", "10.99.0.77", 5, alive=True, hostname="left"),
+    head_bench.give(
+        ray_members=(
+            RayMember("beef", str(lease.overlay_ip), 1, alive=True, hostname="edge-1"),
+            RayMember("cafe", "10.99.0.77", 5, alive=True, hostname="left"),
+        )
     )
-    head_bench.gone = {stolen.node_id}
+    head_bench.put_out(stolen.node_id)
     await head.reconcile()
     burials = [question for question in head_bench.fake.questions if " bury " in question]
     assert len(burials) == 1
@@ -82,7 +84,7 @@ async def test_a_burial_that_failed_is_tried_again_a_minute_later(
     clock = head_bench.clock = FakeClock()
     stolen = NodeKey.generate()
     lease = head_bench.lease_of(stolen, Role.EDGE, 1)
-    head_bench.ranks.append((entry_of(lease), 1))
+    head_bench.ranks += ((entry_of(lease), 1),)
     head = head_bench.head()
     await head.reconcile()
     told: list[tuple[object, ...]] = []
@@ -91,8 +93,8 @@ async def test_a_burial_that_failed_is_tried_again_a_minute_later(
         told.append(arguments)
         raise HeadUnreachableError("no answer")
 
-    head._watch.members = (RayMember("beef", str(lease.overlay_ip), 1, alive=True, hostname="edge-1"),)
-    head_bench.gone = {stolen.node_id}
+    head_bench.give(ray_members=(RayMember("beef", str(lease.overlay_ip), 1, alive=True, hostname="edge-1"),))
+    head_bench.put_out(stolen.node_id)
     with monkeypatch.context() as patch:
         patch.setattr(head.ray, "bury", unanswered)
         for passed_s in (0, 10, 40):
@@ -110,7 +112,7 @@ async def test_a_burial_that_failed_is_tried_again_a_minute_later(
 async def test_the_token_follows_at_the_next_start_of_ray(head_bench: Bench) -> None:
     """Never under a Ray that runs: its workers keep what they were given. Then everybody gets the new one."""
     staying = NodeKey.generate()
-    head_bench.ranks.append((entry_of(head_bench.lease_of(staying, Role.EDGE, 1)), 1))
+    head_bench.ranks += ((entry_of(head_bench.lease_of(staying, Role.EDGE, 1)), 1),)
     head = head_bench.head()
     await head.reconcile()
     file, copy = head_bench.paths.state / "ray_token", head_bench.paths.ray_token_copy

@@ -52,7 +52,7 @@ class World(Head):
         self.dashboard = self.node.page
         self.members = [member("10.10.0.2", 0), replace(member("10.10.0.3", 1), cpus=4.0)]
         self.enrol(RELAY, self.own, EDGE_1, EDGE_2)
-        self.runs.ray_members_changed(self.members)
+        self.lists(self.members)
         self.tell(EDGE_1.node_id)
         pretend(self.node.board, phase=Phase.READY)
         self.dashboard.look()
@@ -112,9 +112,9 @@ def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: W
         return [row["health"] for row in starting.feed.newest["nodes"].values() if row["hostname"].startswith("edge")]
 
     world.statuses.clear()
-    world.runs.roster.members = []
+    give(world.node.board, ray_members=())
     assert healths() == ["coming", "coming"]
-    world.runs.roster.members = world.members
+    give(world.node.board, ray_members=tuple(world.members))
     assert healths() == ["ok", "coming"]
     pretend(world.node.board, phase=Phase.READY)
     assert healths() == ["ok", "away"]
@@ -123,7 +123,7 @@ def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: W
 
 def test_what_happens_is_told(world: World) -> None:
     """A node that leaves Ray, a condition that changes."""
-    world.runs.ray_members_changed(world.members[:1])
+    world.lists(world.members[:1])
     world.tell(EDGE_1.node_id, online=False)
     assert world.events[-1] == "edge-1 is away"
     for status in (Status.TRUE, Status.FALSE):
@@ -204,7 +204,7 @@ def test_a_paused_node_counts_down_on_the_page(world: World) -> None:
 
 def test_what_happens_is_recorded_for_the_next_daemon(world: World, tmp_path: Path) -> None:
     """How everybody is, and each change; its page knows of it."""
-    world.runs.ray_members_changed(world.members[:1])
+    world.lists(world.members[:1])
     world.tell(EDGE_1.node_id, online=False)
     world.dashboard.look()
     successor = History()
@@ -247,7 +247,7 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
 async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     """Which components are where, while it runs; what its driver says of its steps; both by the holder's word only."""
     world.tell(EDGE_2.node_id)
-    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 2)])
+    world.lists([*world.members, member("10.10.0.4", 2)])
     cluster = {"num_nodes": 3, "component_placement": {"env": "1-2"}}
     events = world.run(cluster=cluster, record=record(ONE))
     await first(events, "granted")

@@ -12,6 +12,7 @@ from telling import Words
 
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, UsageError
 from edgelink.protocol.payloads import DirectoryEntry, NodeStatus
+from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.pause import Pause
 from edgelink.runs.ranks import free_ranks
 from edgelink.runs.selection import Selection
@@ -27,13 +28,18 @@ MEMBERS = [member(f"10.10.0.{rank + 2}", rank) for rank in range(4)]
 def head(tmp_path: Path) -> Head:
     head = Head(tmp_path)
     head.enrol(CLOUD, EDGE_1, EDGE_2, EDGE_3)
-    head.runs.ray_members_changed(MEMBERS)
+    head.lists(MEMBERS)
     return head
 
 
 def tell(head: Head, found: DirectoryEntry, *, online: bool = True, **labels: str) -> None:
     status = NodeStatus(node_id=found.node_id, online=online, labels=labels)
     head.statuses[found.node_id] = status
+
+
+def publishable(head: Head) -> Ranks:
+    """Who is to join Ray now."""
+    return head.node.board.facts.publishable
 
 
 async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_run(head: Head, words: Words) -> None:
@@ -46,18 +52,16 @@ async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_ru
             ("edge-1", True),
             ("edge-3", False),
         ]
-        assert [found.hostname for found, _ in head.runs.roster.publishable()] == ["cloud", "edge-1"], (
-            "2 is edge-2's yet"
-        )
+        assert [found.hostname for found, _ in publishable(head)] == ["cloud", "edge-1"], "2 is edge-2's yet"
         (note,) = waiting["notes"]
         assert "edge-2" in note
         words(note)
-        head.runs.ray_members_changed([*MEMBERS[:3], member("10.10.0.5", 2)])
+        head.lists([*MEMBERS[:3], member("10.10.0.5", 2)])
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"]), "but two are alive with rank 2"
-        head.runs.ray_members_changed(MEMBERS[:2])
-        assert head.runs.roster.publishable() == head.runs.roster.ranks()
-        head.runs.ray_members_changed([*MEMBERS[:2], member("10.10.0.5", 2)])
+        head.lists(MEMBERS[:2])
+        assert publishable(head) == head.runs.roster.ranks()
+        head.lists([*MEMBERS[:2], member("10.10.0.5", 2)])
         granted = await first(events, "granted")
         assert [node["hostname"] for node in granted["nodes"]] == ["cloud", "edge-1", "edge-3"]
         assert [left_out.hostname for left_out in head.runs.roster.left_out()] == ["edge-2"]
@@ -66,7 +70,7 @@ async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_ru
 
 async def test_a_newcomer_is_not_let_in_and_the_next_daemon_knows_it(head: Head) -> None:
     """Only who was asked for takes part, from the grant to the end, whatever happens to the daemon."""
-    head.runs.ray_members_changed(MEMBERS[:2])
+    head.lists(MEMBERS[:2])
     asked = {"cloud": 0, "edge-1": 1}
     async with aclosing(head.run(nodes=["edge-1"])) as events:  # type: ignore[type-var]
         await first(events, "granted")
@@ -84,7 +88,7 @@ async def test_a_newcomer_is_not_let_in_and_the_next_daemon_knows_it(head: Head)
 async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head, words: Words) -> None:
     """Who was not seen might have it; where a number of nodes is asked for, so many are enough. Until it is certain who
     takes part, nobody's rank changes."""
-    head.runs.ray_members_changed(MEMBERS[:2])
+    head.lists(MEMBERS[:2])
     tell(head, EDGE_1, site="lab-a")
     tell(head, EDGE_2, site="lab-b")
     with pytest.raises(DeadlineError) as caught:

@@ -25,7 +25,7 @@ from edgelink.relay.lease_changes import LeaseChange
 from edgelink.runs.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import board_with, settle
-from edgelink.testing.payloads import entry
+from edgelink.testing.payloads import cluster_spec, entry
 from edgelink.testing.registry_client import LoneClient
 
 
@@ -239,10 +239,11 @@ def test_a_run_keeps_the_addresses_that_it_uses() -> None:
 
 def test_a_node_that_waits_is_known_under_its_former_address() -> None:
     """As long as it says so; others, and addresses that were never known, are as the directory says."""
-    before = ((entry("b", "10.10.0.3", 1), 0),)
+    before = cluster_spec(entry("a", "10.10.0.2", 0), entry("b", "10.10.0.3", 1))
     wanted = ((entry("b", "10.10.0.50", 1), 0), (entry("c", "10.10.0.4", 2), 1))
     b, c = (e.node_id for e, _ in wanted)
-    assert keeping_addresses(wanted, before, {b, c}) == (before[0], wanted[1])
+    assert keeping_addresses(wanted, before, {b, c}) == ((entry("b", "10.10.0.3", 1), 0), wanted[1])
+    assert keeping_addresses(wanted, None, {b, c}) == wanted
     assert keeping_addresses(wanted, before, set()) == wanted
 
 

@@ -39,7 +39,7 @@ class World(Head):
             replace(member("10.10.0.3", 1, accelerators=2), cpus=4.0),
         ]
         self.enrol(self.own, EDGE_1, EDGE_2)
-        self.runs.ray_members_changed(self.members)
+        self.lists(self.members)
 
     async def _ways(self) -> list[dict[str, Any]]:
         return self.ways
@@ -140,21 +140,21 @@ def test_the_head_does_not_say_that_all_is_well_while_a_node_is_paused(
 ) -> None:
     """Also where another one is missing, as a robot that is switched off for the week."""
     give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")} if is_paused else {})
-    world.runs.ray_members_changed([*world.members, *([member("10.10.0.4", 2)] if is_everybody_there else [])])
+    world.lists([*world.members, *([member("10.10.0.4", 2)] if is_everybody_there else [])])
     assert world.nodes_ready() == reason
 
 
 def test_nobody_is_paused_while_ray_lists_nobody(world: World) -> None:
     """`edgelink nodes` says that Ray was stopped, and so does the condition."""
     give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")})
-    world.runs.ray_members_changed([])
+    world.lists([])
     assert world.nodes_ready() == "NodesMissing"
     assert [node.state for node in world.runs.standing.nodes() if node.hostname == "edge-1"] == ["silent"]
 
 
 def test_who_was_switched_off_is_missed_although_ray_has_not_noticed_yet(world: World) -> None:
     """`edgelink nodes` says that it is off. Ray takes minutes where the last word of the node's Ray is lost."""
-    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 2)])
+    world.lists([*world.members, member("10.10.0.4", 2)])
     assert world.nodes_ready() == "AllAlive"
     world.tell(EDGE_1.node_id, online=False, phase="Stopping")
     give(world.node.board, stopped=frozenset({EDGE_1.node_id}))
@@ -176,7 +176,7 @@ async def test_whether_edges_answer_each_other_is_told(world: World) -> None:
 async def test_strangers_in_ray_are_named(world: World) -> None:
     """Ray started by hand, beside EdgeLink's or anywhere: RLinf counts them, and no rank is theirs."""
     second = RayMember("bad", "10.10.0.3", None, True, "edge-1")
-    world.runs.ray_members_changed([*world.members, BY_HAND, second, replace(BY_HAND, node_id="0", alive=False)])
+    world.lists([*world.members, BY_HAND, second, replace(BY_HAND, node_id="0", alive=False)])
     found = await world.view.list(ROOT, {})
     schema.Nodes.model_validate(json.loads(json.dumps({"schema": 1, **found})))
     told = {node["overlay_ip"]: node["wrong"][0] for node in found["strangers"]}
@@ -201,7 +201,7 @@ async def test_a_node_whose_rank_changes_is_named_with_both(world: World, words:
     """Its former Ray is alive, and what it waits for is the new one."""
     told = [ConditionReport(type=kind, status=Status.TRUE, reason="R", message="m") for kind in _LIFE]
     world.tell(EDGE_2.node_id, *told, packages={"torch": "2.5.1"})
-    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 5)])
+    world.lists([*world.members, member("10.10.0.4", 5)])
     row = (await world.rows())["edge-2"]
     assert all(rank in row["ray"] for rank in "52")
     assert not row["ready"]
@@ -228,7 +228,7 @@ async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World, wor
     words.on("wait", said)
     assert caught.value.exit_code == 75
     everybody = [*world.members, member("10.10.0.4", 2)]
-    world.runs.ray_members_changed(everybody)
+    world.lists(everybody)
     with refuses(DeadlineError, "2 of 16 gpus", reason="NodesMissing") as caught:
         await first(world.view.wait(ROOT, {"goals": {"gpus": 16}, "timeout_s": 0.0}), "done")
 

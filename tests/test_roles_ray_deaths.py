@@ -9,10 +9,10 @@ from registry_world import World
 
 from edgelink.config import Config, Paths
 from edgelink.daemon.this_machine import ThisMachine
-from edgelink.facts.board import Table
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
+from edgelink.ray_cluster.reported_dead import reported_dead
 from edgelink.roles.node import Node
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
@@ -28,10 +28,9 @@ class Network:
         self.head = self._node(directory / "head", Role.HEAD, "cloud")
         self.edge = self._node(directory / "edge", Role.EDGE, "edge-1")
         self.network_id = self.world.keys.network_id
-        listed = open_envelope(
+        self.listed = open_envelope(
             self.world.authority.directory(), Kind.DIRECTORY, Directory, self.world.keys.verify_key_b64
         )
-        give(self.head.board, directory=listed)
 
     def _node(self, directory: Path, role: Role, hostname: str) -> Node:
         paths = Paths(state=directory / "state", runtime=directory / "run")
@@ -50,13 +49,13 @@ class Network:
         assert status is not None
         return status.ray_death
 
-    def hear(self, death: Envelope | None, **fields: object) -> set[tuple[str, str]]:
+    def hear(self, death: Envelope | None, **fields: object) -> frozenset[tuple[str, str]]:
         """What the head makes of a status on the edge's topic, as it comes over the wire."""
         sent = NodeStatus(node_id=self.edge.key.node_id, online=True, ray_death=death).model_dump(mode="json")
         status = NodeStatus.model_validate(sent | fields)
-        revision = self.head.board.facts.statuses.revision + 1
-        give(self.head.board, statuses=Table({self.edge.key.node_id: status}, revision))
-        return self.head.reported_dead_rays()
+        dead, disbelieved = reported_dead(self.listed, {self.edge.key.node_id: status})
+        assert bool(disbelieved) == (status.ray_death is not None and not dead)
+        return dead
 
 
 @pytest.fixture

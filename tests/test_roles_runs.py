@@ -51,7 +51,7 @@ def test_nodes_ready_follows_the_directory_too(head: Head) -> None:
     assert head.nodes_ready() == "DirectoryNotSeen"
     head.enrol(CLOUD)
     assert head.nodes_ready() == "NodesMissing"
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     assert head.nodes_ready() == "AllAlive"
     head.enrol(CLOUD, EDGE_1)
     assert head.nodes_ready() == "NodesMissing"
@@ -74,7 +74,7 @@ async def test_a_deadline_is_told_as_it_was_given(tmp_path: Path) -> None:
 async def test_alive_under_another_rank_is_not_ready(head: Head) -> None:
     """A node whose rank has just changed still runs its old Ray: a driver started now would find it misplaced."""
     head.enrol(CLOUD, EDGE_1)
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 2)])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 2)])
     with pytest.raises(DeadlineError, match="1 of 2 nodes"):
         await first(head.run(timeout_s=0), "granted")
 
@@ -83,7 +83,7 @@ async def test_the_newest_of_two_rays_of_a_node_counts(head: Head) -> None:
     """After a crash Ray lists the dead raylet as alive for a while; the helper lists the newest first."""
     head.enrol(CLOUD)
     newest, former = member("10.10.0.2", 0, accelerators=2), member("10.10.0.2", 0)
-    head.runs.ray_members_changed([newest, former, member("10.10.0.2", 0, alive=False)])
+    head.lists([newest, former, member("10.10.0.2", 0, alive=False)])
     cluster = {"num_nodes": 1, "component_placement": {"actor": "0"}}
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
@@ -94,11 +94,11 @@ async def test_the_newest_of_two_rays_of_a_node_counts(head: Head) -> None:
 async def test_a_node_lost_just_before_the_grant_is_named(head: Head) -> None:
     """The caller may take its time between the last look at the nodes and the grant."""
     head.enrol(CLOUD, EDGE_1)
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 1)])
     cluster = {"num_nodes": 2, "component_placement": {"actor": "0"}}
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
         await first(events, "waiting")
-        head.runs.ray_members_changed([member("10.10.0.2", 0)])
+        head.lists([member("10.10.0.2", 0)])
         with pytest.raises(DeadlineError, match="edge-1 was lost"):
             await first(events, "granted")
 
@@ -107,7 +107,7 @@ async def test_ray_without_a_rank_is_refused_by_name_as_rlinf_would(head: Head) 
     """RLinf counts whoever is alive in Ray; a caller without a cluster section is told who that is."""
     head.enrol(CLOUD, EDGE_1)
     by_hand = RayMember("bad", "10.10.0.77", None, True, "laptop")
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1), by_hand])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 1), by_hand])
     cluster = {"num_nodes": 2, "component_placement": {"actor": "0"}}
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
         with pytest.raises(InvalidClusterError) as refused:
@@ -128,7 +128,7 @@ async def test_a_run_is_told_what_former_jobs_have_left(head: Head, monkeypatch:
 
     monkeypatch.setattr(head.node.ray, "left_actors", left_actors)
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
     assert granted["left_actors"] == ["replay (namespace train, on 10.10.0.3)"]
@@ -138,16 +138,16 @@ async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head, words: W
     """The head ends a Ray whose rank is another node's; no driver starts while both are there."""
     head.enrol(CLOUD, EDGE_1)
     members = [member("10.10.0.2", 0), member("10.10.0.3", 1)]
-    head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])
+    head.lists([*members, member("10.10.0.77", 1)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"])
         (note,) = waiting["notes"]
         assert all(name in note for name in ("10.10.0.77 (host)", "node rank 1", "edge-1"))
         words(note)
-        head.runs.ray_members_changed(members)
+        head.lists(members)
         await first(events, "granted")
-    head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])
+    head.lists([*members, member("10.10.0.77", 1)])
     async with aclosing(head.run(timeout_s=0.0)) as events:  # type: ignore[type-var]
         with pytest.raises(DeadlineError, match=r"10\.10\.0\.77 \(host\) has node rank 1"):
             await first(events, "granted")
@@ -157,7 +157,7 @@ async def test_the_devices_of_all_nodes_are_told(head: Head) -> None:
     """By each node's own daemon."""
     head.enrol(CLOUD, EDGE_1)
     head.statuses[EDGE_1.node_id] = NodeStatus(node_id=EDGE_1.node_id, online=True, device="et7")
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 1)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
     assert [node["device"] for node in granted["nodes"]] == [None, "et7"]
@@ -177,7 +177,7 @@ async def test_who_is_alive_in_ray_is_told_for_a_plan(head: Head) -> None:
     head.enrol(CLOUD, EDGE_1)
     cloud, former = member("10.10.0.2", 0, accelerators=2), member("10.10.0.2", 0, accelerators=1)
     dead = member("10.10.0.4", 2, alive=False)
-    head.runs.ray_members_changed([cloud, former, member("10.10.0.3", 1), dead])
+    head.lists([cloud, former, member("10.10.0.3", 1), dead])
     nodes = (await head.requests.live_nodes(ROOT, {}))["nodes"]
     assert sorted((node["rank"], node["hostname"], node["accelerator_count"]) for node in nodes) == [
         (0, "cloud", 2),
@@ -188,7 +188,7 @@ async def test_who_is_alive_in_ray_is_told_for_a_plan(head: Head) -> None:
 async def test_no_rank_changes_under_a_run(head: Head) -> None:
     """A rank is frozen at `ray start`: releasing a node must not restart the others' Ray while a run is on."""
     head.enrol(CLOUD, EDGE_1, EDGE_2)
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
         head.enrol(CLOUD, EDGE_1, EDGE_2, entry("edge-3", "10.10.0.5", 3))
@@ -204,7 +204,7 @@ async def test_no_rank_changes_under_a_run(head: Head) -> None:
 async def test_the_same_command_may_ask_again_before_it_lets_go(head: Head) -> None:
     """A driver that is started again gets a new grant, and nobody else the lock in between."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     async with aclosing(head.run()) as again:  # type: ignore[type-var]
         async with aclosing(head.run()) as events:  # type: ignore[type-var]
             await first(events, "granted")
@@ -218,7 +218,7 @@ async def test_the_same_command_may_ask_again_before_it_lets_go(head: Head) -> N
 async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: Head) -> None:
     """No process of it can be seen from here: what it asks for and tells is its own, and nobody else's."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     unseen, other_user, seen = Caller(0, 1000, 1000), Caller(0, 0, 0), Caller(os.getpid(), os.geteuid(), 0)
     record, other_record = {"run_id": "r", "command": "train"}, {"run_id": "s", "command": "train"}
     metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
@@ -252,7 +252,7 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
     """The head daemon was killed under a run: the run takes up its lock again, and its ranks are still held still."""
     head.enrol(CLOUD, EDGE_1, EDGE_2)
     members = [member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)]
-    head.runs.ray_members_changed(members)
+    head.lists(members)
     assert head.node.conditions.get("DriverRunning").reason == "NoRun", "from its start on"
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
@@ -266,7 +266,7 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
         async with aclosing(successor.run(running=True)) as taken_up:  # type: ignore[type-var]
             granted = await first(taken_up, "granted")  # at once, though nobody is known to be alive in Ray
             assert [node["ready"] for node in granted["nodes"]] == [False, False, False]
-            successor.runs.ray_members_changed(members)
+            successor.lists(members)
             told = await first(taken_up, "nodes")
             assert [node["ray_node_id"] for node in told["nodes"]] == [found.node_id for found in members]
         assert successor.ranks() == {"cloud": 0, "edge-2": 1}
@@ -275,7 +275,7 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
 async def test_a_word_that_comes_before_the_run_has_taken_up_its_lock_releases_nothing(head: Head) -> None:
     """The command that holds it tells a new daemon of its steps in the moment before it asks for its run again."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
     metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
     async with aclosing(head.run(record=record)) as events:  # type: ignore[type-var]
@@ -306,7 +306,7 @@ async def test_a_full_disk_refuses_a_run_that_has_not_begun(head: Head, monkeypa
     async with aclosing(head.run(caller=ROOT)) as events:  # type: ignore[type-var]
         await first(events, "waiting")
         disk.is_full = True
-        head.runs.ray_members_changed([member("10.10.0.2", 0)])
+        head.lists([member("10.10.0.2", 0)])
         with pytest.raises(NotRecordedError):
             await first(events, "granted")
     assert head.runs.lock.holder is head.runs.granted_to is None
@@ -317,7 +317,7 @@ async def test_a_full_disk_ends_no_run(head: Head, monkeypatch: pytest.MonkeyPat
     """Members come, records are told, the run ends: the daemon knows, and its successor as soon as there is room."""
     disk = Disk(monkeypatch)
     head.enrol(CLOUD, EDGE_1)
-    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    head.lists([member("10.10.0.2", 0), member("10.10.0.3", 1)])
     record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
@@ -354,7 +354,7 @@ async def test_a_run_whose_lock_was_lost_is_taken_up_on_a_full_disk(
 async def test_a_pid_that_is_somebody_elses_by_now_is_not_the_holder(head: Head) -> None:
     """The kernel tells the pid of who connected, and that may be over: nobody is signalled for it."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     stranger = Caller(pid=os.getppid(), uid=os.geteuid() + 1, gid=0)
     with head.runs.lock.held_by(stranger):
         assert head.runs.lock.holder is not None
@@ -364,7 +364,7 @@ async def test_a_pid_that_is_somebody_elses_by_now_is_not_the_holder(head: Head)
 async def test_a_run_that_ended_while_no_daemon_was_there_holds_nothing(head: Head) -> None:
     """Neither when it ended before the next daemon started, nor when it ends soon after."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     command = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         caller = Caller(command.pid, 0, 0)
@@ -391,7 +391,7 @@ async def test_a_run_that_ended_while_no_daemon_was_there_holds_nothing(head: He
 async def test_a_daemon_that_stops_leaves_the_lock_to_the_next(head: Head) -> None:
     """An upgrade closes the run's request from our side: the run goes on, and keeps its lock."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     cluster = {"num_nodes": 1, "component_placement": {"actor": "0"}}
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
@@ -405,12 +405,12 @@ async def test_a_run_is_told_of_a_death_that_was_over_before_anybody_looked(head
     """Buried and back between two looks: the node is as ready as before, but it is another Ray, without its actors."""
     head.enrol(CLOUD, EDGE_1)
     cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
-    head.runs.ray_members_changed([cloud, edge])
+    head.lists([cloud, edge])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
         told = asyncio.ensure_future(first(events, "nodes"))
         await asyncio.sleep(0)
-        head.runs.ray_members_changed([cloud, replace(edge, node_id="another"), replace(edge, alive=False)])
+        head.lists([cloud, replace(edge, node_id="another"), replace(edge, alive=False)])
         after = await told
     assert [node["ray_node_id"] for node in granted["nodes"]] == [cloud.node_id, edge.node_id]
     assert [node["ray_node_id"] for node in after["nodes"]] == [cloud.node_id, "another"]
@@ -420,7 +420,7 @@ async def test_a_run_is_told_of_a_death_that_was_over_before_anybody_looked(head
 async def test_rays_user_gets_its_run_back_in_a_daemons_first_moments(head: Head) -> None:
     """A refusal would be the last word to a command that takes up its lock again."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     async with aclosing(head.run(caller=Caller(os.getpid(), 1000, 1000), running=True)) as events:  # type: ignore[type-var]
         await first(events, "granted")
     with refuses(UsageError, reason="PermissionDenied"):
@@ -446,9 +446,9 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
         return [node.ray_known for node in head.runs.standing.nodes()]
 
     assert known() == [False, False]
-    head.runs.ray_members_changed([cloud])
+    head.lists([cloud])
     assert known() == [True, True]
-    head.runs.ray_members_changed([replace(cloud, alive=False), edge])
+    head.lists([replace(cloud, alive=False), edge])
     assert known() == [False, False]
     head.node.local_ray.adopt()
     assert known() == [True, True]
@@ -459,10 +459,10 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
 async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
     """Ray's list went away a moment before: nothing else would say so."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        head.runs.ray_members_changed([])
+        head.lists([])
         unknown = await first(events, "nodes")
         head.node.local_ray.adopt()
         ended = await first(events, "nodes")
@@ -472,7 +472,7 @@ async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
 async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
     """`systemctl restart`: the request is cancelled after the daemon's life, and the driver goes on."""
     head.enrol(CLOUD)
-    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.lists([member("10.10.0.2", 0)])
 
     async def terminated(_tasks: asyncio.TaskGroup) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -498,7 +498,7 @@ async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
         head = Head(head.node.paths.state.parent)
         assert head.runs.lock.holder is not None
         head.enrol(CLOUD)
-        head.runs.ray_members_changed([member("10.10.0.2", 0)])
+        head.lists([member("10.10.0.2", 0)])
 
 
 @pytest.mark.parametrize("has_ray", [True, False])

@@ -50,7 +50,7 @@ class World(Head):
         self.node.parts.ways = self._no_ways  # type: ignore[method-assign]
         self.enrol(self.own, EDGE_1, EDGE_2)
         self.say(without_ray(EDGE_1.node_id), status(EDGE_2.node_id, RayJoined=(Status.TRUE, "AliveInRay")))
-        self.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.4", 1)])
+        self.lists([member("10.10.0.2", 0), member("10.10.0.4", 1)])
 
     async def _no_ways(self) -> list[dict[str, Any]]:
         return []

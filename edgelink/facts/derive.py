@@ -39,6 +39,7 @@ from edgelink.protocol.payloads import (
     Role,
 )
 from edgelink.ray_cluster.held_run import HeldRun
+from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 
@@ -48,6 +49,7 @@ EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
 OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
 RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
+RAY_ALIVE: Final[Fact[frozenset[str]]] = Fact("ray_alive")
 RIDE_THROUGH_S: Final[Fact[int]] = Fact("ride_through_s")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
@@ -88,6 +90,7 @@ def derive_peers(board: Board[Facts], config: Config) -> None:
     """Have the board of a node that asks others derive whom it asks, and whether enough of them answer."""
     relays_carry = config.overlay.kind == "easytier"
     board.derive(RUN_MEMBERS, "run in progress", Held, run_members)
+    board.derive(RAY_ALIVE, "Ray's list", Members, ray_alive)
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
     board.derive(BROKER_AWAY, "session with the broker", Broker, broker_away)
@@ -228,6 +231,18 @@ class Held:
 def run_members(now: Held) -> frozenset[str]:
     """Return the node ids of the nodes that the granted run relies on."""
     return frozenset(entry.node_id for entry, _ in (now.run and now.run.ranks) or ())
+
+
+@dataclass(frozen=True)
+class Members:
+    """The facts that :func:`ray_alive` depends on."""
+
+    ray_members: tuple[RayMember, ...]
+
+
+def ray_alive(now: Members) -> frozenset[str]:
+    """Return the overlay addresses of the nodes that Ray lists as alive with a rank."""
+    return frozenset(member.ip for member in now.ray_members if member.alive and member.rank is not None)
 
 
 @dataclass(frozen=True)

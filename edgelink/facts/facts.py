@@ -24,7 +24,8 @@ from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
-from edgelink.ray_cluster.held_run import HeldRun
+from edgelink.ray_cluster.held_run import HeldRun, Ranks
+from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 
@@ -65,7 +66,11 @@ class Facts:
             seconds on the monotonic clock.
         silent: hostname of each node that does not, and the first question that it did not answer, on that clock.
         unheard: hostname of each node that does not, and its last answer, on that clock. None: it never answered.
-        ray_alive: overlay addresses of the nodes that Ray lists as alive with a rank; on the head only.
+        ranks: the nodes that take part in Ray, with their ranks; on the head only. Derived.
+        publishable: those of them that are to join Ray now, as nobody else has their rank; on the head only. Derived.
+        ray_members: the nodes of Ray as Ray listed them last; on the head only.
+        ray_alive: overlay addresses of the nodes that Ray lists as alive with a rank; on the head only. Derived.
+        reported_dead: overlay address and Ray's id of every Ray whose end its node has stated; on the head only.
         paused: node id of each node that is alive in Ray and does not answer; on the head only.
         proven: hostname of each node whose last answer over the overlay proved who it is.
         unproven: hostname of each node that can prove who it is, is heard, and does not prove it; and since when that
@@ -142,7 +147,11 @@ class Facts:
     answering: Mapping[str, float] = field(default_factory=dict)
     silent: Mapping[str, float] = field(default_factory=dict)
     unheard: Mapping[str, float | None] = field(default_factory=dict)
+    ranks: Ranks = ()
+    publishable: Ranks = ()
+    ray_members: tuple[RayMember, ...] = ()
     ray_alive: frozenset[str] = frozenset()
+    reported_dead: frozenset[tuple[str, str]] = frozenset()
     paused: Mapping[str, Pause] = field(default_factory=dict)
     proven: frozenset[str] = frozenset()
     unproven: Mapping[str, float] = field(default_factory=dict)

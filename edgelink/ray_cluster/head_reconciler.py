@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
 from edgelink.ray_cluster.gcs_store import FULL, GcsStore
 from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.helper_runner import RayTools
-from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
+from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
@@ -42,6 +43,15 @@ _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
 
 
+@dataclass(frozen=True)
+class HeadReads:
+    """What a head's Ray depends on besides."""
+
+    publishable: Ranks
+    ray_members: tuple[RayMember, ...]
+    reported_dead: frozenset[tuple[str, str]]
+
+
 class RayHeadReconciler(RayReconciler):
     """Runs Ray's head, watches its members, and writes the cluster spec that the role signs and publishes."""
 
@@ -49,26 +59,16 @@ class RayHeadReconciler(RayReconciler):
         self,
         inputs: RayInputs,
         *,
-        members: Callable[[], Ranks],
         publish: Callable[[ClusterSpec], None],
-        on_members: Callable[[Sequence[RayMember]], None],
-        reported_dead: Callable[[], set[tuple[str, str]]],
         epoch_taken: Callable[[ClusterSpec | None], int],
-        gone: Callable[[], set[str]],
         edges_open_to: Callable[[ClusterSpec | None], EdgesOpenTo],
     ) -> None:
-        """``epoch_taken``: see :meth:`SpecBook.number`. ``gone``: the members, by node id, that keep their rank for the
-        run in progress only, because the operator has put them out. ``edges_open_to``: what the next cluster spec says
-        of that, after this one.
-        """
+        """``epoch_taken``: see :meth:`SpecBook.number`. ``edges_open_to``: what the next spec says, after this one."""
         super().__init__(inputs)
-        self._gone = gone
         self._edges_open_to = edges_open_to
         self._epoch_taken = epoch_taken
-        self._reported_dead = reported_dead
         self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
         self._not_buried_s: dict[str, float] = {}  # when Ray was last told in vain
-        self._ranks = members
         self._publish = publish
         self._book = SpecBook(inputs.paths.state / "cluster_spec.json", inputs.files)
         self.wishes = WishBook(inputs.paths.state / "ray_wishes.json")
@@ -76,14 +76,24 @@ class RayHeadReconciler(RayReconciler):
         self.left_alive: list[str] | None = None  # the addresses of others when our Ray was last stopped; None: unknown
         self._published: ClusterSpec | None = None
         self._kept: RayRecord | None = None  # does not fit the configuration, but a run relies on it
-
-        def changed(found: Sequence[RayMember]) -> None:
-            on_members(found)
-            self.wakeup.set()
-
-        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock, lambda: self._is_gcs_away)
+        self._board.read(HeadReads, self.name, self.wakeup)
+        put_members = self._board.claim(RAY_MEMBERS, self.name)
+        self._watch = MembershipWatch(self._start_watch, put_members, inputs.clock, lambda: self._is_gcs_away)
         store = GcsStore(gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files)
         self._gcs = GcsKeeper(self.ray.node, store, inputs.clock, is_wanted=inputs.config.ray.gcs_store)
+
+    @property
+    def _now(self) -> HeadReads:
+        return self._board.select(HeadReads)
+
+    @property
+    def _gone(self) -> frozenset[str]:
+        """The node ids of those whom the operator has put out. They keep their rank for the run in progress only.
+
+        Who is only missing from the directory may be a healthy member that a registry of an older backup does not know.
+        """
+        state = self._known.network.state
+        return frozenset() if state is None else frozenset(state.revoked)
 
     @property
     def _secret_epoch(self) -> int:
@@ -134,7 +144,7 @@ class RayHeadReconciler(RayReconciler):
         Raises:
             RayClusterError: Ray is not running here.
         """
-        alive = [member for member in self._watch.members if member.alive]
+        alive = [member for member in self._now.ray_members if member.alive]
         return {
             "environment": self.driver_variables(uid),
             "of_ray": environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
@@ -252,7 +262,7 @@ class RayHeadReconciler(RayReconciler):
 
     def others_alive(self, lease: Lease) -> list[str] | None:
         """The addresses that Ray lists as alive, our own aside; None while Ray does not tell."""
-        alive = {member.ip for member in self._watch.members if member.alive}
+        alive = {member.ip for member in self._now.ray_members if member.alive}
         return sorted(alive - {str(lease.overlay_ip)}) if str(lease.overlay_ip) in alive else None
 
     async def _running_head(self, tools: RayTools, lease: Lease) -> RayRecord | None:
@@ -369,7 +379,7 @@ class RayHeadReconciler(RayReconciler):
         return self._paths.state / "ray_token_epoch"
 
     def _publish_spec(self, tools: RayTools, lease: Lease, record: RayRecord, token: str | None) -> None:
-        ranks = self._ranks()
+        ranks = self._now.publishable
         if not any(entry.node_id == lease.node_id for entry, _ in ranks):
             return  # the directory has not come yet; what was published before still holds
         draft = write_spec(
@@ -387,15 +397,15 @@ class RayHeadReconciler(RayReconciler):
 
     def _verify_keys(self) -> dict[str, str]:
         """Of those to whom the token is sealed."""
-        gone = self._gone()
-        return {entry.node_id: entry.verify_key for entry, _ in self._ranks() if entry.node_id not in gone}
+        gone = self._gone
+        return {entry.node_id: entry.verify_key for entry, _ in self._now.publishable if entry.node_id not in gone}
 
     def _publish_restarts(self, token: str | None) -> None:
         """What was published before, but for the restarts that somebody asked for since."""
         spec, verify_keys = self._book.newest, self._verify_keys()
         if spec is None or not verify_keys:
             return  # the directory has not come yet
-        if any(member.node_id not in verify_keys.keys() | self._gone() for member in spec.members):
+        if any(member.node_id not in verify_keys.keys() | self._gone for member in spec.members):
             return
         self._give_out(with_restarts(spec, self.wishes.wishes), verify_keys, token)
 
@@ -413,18 +423,18 @@ class RayHeadReconciler(RayReconciler):
 
     async def _bury_the_dead(self, tools: RayTools, record: RayRecord, *, token_auth: bool) -> float:
         """Tell Ray of deaths that others know of; after how many seconds to look again."""
-        gone = self._gone()
-        ranks = [(str(entry.overlay_ip), rank) for entry, rank in self._ranks() if entry.node_id not in gone]
-        put_out = {str(entry.overlay_ip) for entry, _ in self._ranks() if entry.node_id in gone}
+        now, gone = self._now, self._gone
+        ranks = [(str(entry.overlay_ip), rank) for entry, rank in now.publishable if entry.node_id not in gone]
+        put_out = {str(entry.overlay_ip) for entry, _ in now.publishable if entry.node_id in gone}
         if not ranks:
             return _DEPARTURE_S  # the directory has not come yet: nobody is known to have left
         now_s = self._clock.monotonic_s()
-        strangers = departed(self._watch.members, ranks)
+        strangers = departed(now.ray_members, ranks)
         self._departed_s = {ray_id: self._departed_s.get(ray_id, now_s) for ray_id in strangers}
         overdue = {ray_id for ray_id, since_s in self._departed_s.items() if now_s - since_s >= _DEPARTURE_S}
-        overdue |= {member.node_id for member in self._watch.members if member.alive and member.ip in put_out}
+        overdue |= {member.node_id for member in now.ray_members if member.alive and member.ip in put_out}
         self._not_buried_s = {ray: at_s for ray, at_s in self._not_buried_s.items() if now_s - at_s < _BURY_AGAIN_S}
-        if whom := (known_dead(self._watch.members, self._reported_dead()) | overdue) - self._not_buried_s.keys():
+        if whom := (known_dead(now.ray_members, now.reported_dead) | overdue) - self._not_buried_s.keys():
             arguments = [part for ray_id in sorted(whom) for part in ("--id", ray_id)]
             try:
                 await self.ray.bury(tools, *arguments, token_auth=token_auth, head=record.head)

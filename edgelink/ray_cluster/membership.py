@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
+from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.process.answer import end
 from edgelink.wording import printable
@@ -44,6 +45,9 @@ class RayMember:
             accelerator_count=int(values["accelerator_count"]),
             cpus=float(values["cpus"]),
         )
+
+
+RAY_MEMBERS: Final[Fact[tuple[RayMember, ...]]] = Fact("ray_members")
 
 
 def parse_members(line: str | bytes) -> tuple[RayMember, ...]:
@@ -103,22 +107,21 @@ def strangers(
 
 
 class MembershipWatch:
-    """Keeps ``members`` in step with Ray through one ``helper.py watch``.
+    """Keeps the fact of Ray's members in step with Ray through one ``helper.py watch``.
 
-    ``start`` starts that helper; it answers None while there is no Ray to ask. ``keeps``: whether the last list holds
-    although nobody can be asked.
+    ``start`` starts that helper; it answers None while there is no Ray to ask. ``put`` writes the fact. ``keeps``:
+    whether the last list holds although nobody can be asked.
     """
 
     def __init__(
         self,
         start: Callable[[], Awaitable[asyncio.subprocess.Process | None]],
-        on_members: Callable[[Sequence[RayMember]], None],
+        put: Callable[[tuple[RayMember, ...]], None],
         clock: Clock,
         keeps: Callable[[], bool],
     ) -> None:
-        self.members: tuple[RayMember, ...] = ()
         self._start = start
-        self._on_members = on_members
+        self._put = put
         self._clock = clock
         self._keeps = keeps
 
@@ -133,7 +136,7 @@ class MembershipWatch:
             if process is not None:
                 await self._follow(process)
             if not self._keeps():
-                self._set(())  # nobody can say who is there: better to say so than to show the past
+                self._put(())  # nobody can say who is there: better to say so than to show the past
             await self._clock.sleep(_RESTART_S)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
@@ -141,13 +144,8 @@ class MembershipWatch:
         try:
             while line := await process.stdout.readline():
                 if line.lstrip().startswith(b"["):  # the user's interpreter may print things of its own
-                    self._set(parse_members(line))
+                    self._put(parse_members(line))
         except ValueError as error:  # not the helper's words, or too many of them
             _log.warning("ray.watch_not_understood", error=str(error))
         finally:
             await end(process)
-
-    def _set(self, members: tuple[RayMember, ...]) -> None:
-        if members != self.members:
-            self.members = members
-            self._on_members(members)

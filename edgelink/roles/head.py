@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from edgelink.api.metrics import Sample
@@ -13,11 +13,13 @@ from edgelink.config import Config, Paths
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Board
 from edgelink.facts.part import run_part
+from edgelink.log import get_logger
 from edgelink.member.enrolment import Enrolment
 from edgelink.member.lease_follower import Occupants
 from edgelink.protocol.keys import Kind
-from edgelink.protocol.payloads import ClusterSpec, NetworkState, Role
+from edgelink.protocol.payloads import ClusterSpec, Role
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.ray_cluster.reported_dead import REPORTED_DEAD, reported_dead
 from edgelink.reconcile import Wakeup
 from edgelink.roles.node import Node
 from edgelink.roles.session_parts import RegistrysWord
@@ -34,13 +36,7 @@ from edgelink.telemetry.dashboard import Dashboard
 
 _NEWS_REST_S = 0.25
 
-
-def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
-    """Which members of the run in progress the registry says it has put out; pure.
-
-    Who is only missing from the directory may be a healthy member that a registry from an older backup does not know.
-    """
-    return set() if state is None else set(members).intersection(state.revoked)
+log = get_logger("node")
 
 
 class NodeNews:
@@ -51,20 +47,31 @@ class NodeNews:
 
     name = "node news"
 
-    def __init__(self, board: Board[Any], runs: Runs, ray: RayHeadReconciler, clock: Clock) -> None:
+    def __init__(self, board: Board[Any], runs: Runs, clock: Clock) -> None:
         self._news = Wakeup()
         self._runs = runs
-        self._ray = ray
         self._clock = clock
+        self._board = board
+        self._put_reported_dead = board.claim(REPORTED_DEAD, self.name)
+        self._disbelieved: set[str] = set()  # node ids: told once
         board.read(RegistrysWord, self.name, self._news)
         board.read(Pausing, self.name, self._news)
 
     async def run(self) -> NoReturn:
         while True:
-            self._runs.standing.show_nodes_ready()
-            self._ray.wakeup.set()
+            self.look()
             await self._clock.sleep(_NEWS_REST_S)
             await self._news.wait(None)
+
+    def look(self) -> None:
+        """Look at all nodes now."""
+        self._runs.standing.show_nodes_ready()
+        said = self._board.select(RegistrysWord)
+        dead, disbelieved = reported_dead(said.directory, said.statuses.rows)
+        self._put_reported_dead(dead)
+        for node_id in disbelieved.keys() - self._disbelieved:
+            log.warning("node.ray_death_ignored", node_id=node_id, error=disbelieved[node_id])
+        self._disbelieved |= disbelieved.keys()
 
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
@@ -86,17 +93,13 @@ class Head(Node):
         self.nodes = Nodes(self, runs, gang)
         self.ray = ray = RayHeadReconciler(
             self.ray_inputs(),
-            members=runs.roster.publishable,
             publish=self._publish,
-            on_members=runs.ray_members_changed,
-            reported_dead=self.reported_dead_rays,
             epoch_taken=lambda spec: self.registry.documents.epoch_taken(spec) if self.registry else 0,
-            gone=self._gone,
             edges_open_to=runs.edges_open_to,
         )
         self.run_requests = RunRequests(runs, gang, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
-        self._news = NodeNews(self.board, runs, ray, clock)
+        self._news = NodeNews(self.board, runs, clock)
         self.exec_door = self.make_exec_door()
         self._verbs = ClusterRay(self, runs, ray)
         self.page = Dashboard(self, runs, self.nodes, ray)
@@ -126,10 +129,6 @@ class Head(Node):
         if self.registry is not None:
             self.registry.publish_cluster(self.key.sign(Kind.CLUSTER_SPEC, spec))
 
-    def _gone(self) -> set[str]:
-        members = (entry.node_id for entry, _ in self.runs.roster.ranks())
-        return put_out(members, self.board.facts.network.state)
-
     def before_end(self) -> None:
         self.runs.lock.keep()
 
@@ -138,7 +137,9 @@ class Head(Node):
         yield from self.nodes.samples()
 
     def sample(self) -> dict[str, Any]:
-        return {**super().sample(), "run": self.runs.moment(), "ray_alive": self.runs.ray_alive()}
+        members = self.board.facts.ray_members
+        alive = sorted(f"{member.rank}:{member.node_id[:8]}" for member in members if member.alive)
+        return {**super().sample(), "run": self.runs.moment(), "ray_alive": alive}
 
     def details(self) -> dict[str, Any]:
         return {**super().details(), "run": self.runs.record}

@@ -70,8 +70,8 @@ log = get_logger("node")
 # Facts that nobody writes on a daemon of this role: a run is granted on the head only, and a relay has no Ray.
 _UNWRITTEN: dict[Role, set[str]] = {
     Role.HEAD: set(),
-    Role.EDGE: {"run", "without_ray", "ray_alive", "paused"},
-    Role.RELAY: {"run", "without_ray", "ray_alive", "versions", "dead_ray", "paused"},
+    Role.EDGE: {"run", "without_ray", "ray_members", "paused"},
+    Role.RELAY: {"run", "without_ray", "ray_members", "versions", "dead_ray", "paused"},
 }
 
 

@@ -15,15 +15,11 @@ from edgelink.condition_table import Place, required_on
 from edgelink.config import Config, Paths
 from edgelink.daemon.lifecycle import end_all, run_until_stopped
 from edgelink.daemon.this_machine import ThisMachine
-from edgelink.errors import UntrustedError
 from edgelink.facts.part import run_part
-from edgelink.log import get_logger
 from edgelink.member.enrolment import Enrolment
 from edgelink.member.lease_follower import Occupants
 from edgelink.overlay.overlay_names import OverlayNames
-from edgelink.protocol.keys import Kind
-from edgelink.protocol.payloads import RayDeath, Role
-from edgelink.protocol.words import word_of
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
@@ -31,8 +27,6 @@ from edgelink.roles.member import Member
 from edgelink.runs.exec_door import ExecDoor
 from edgelink.runs.ray_occupants import RayOccupants
 from edgelink.shield.outside_view import knock_route
-
-log = get_logger("node")
 
 READY_CONDITIONS = required_on(Place.EDGE)  # and on the head
 
@@ -65,7 +59,6 @@ class Node(Member):
             enrolment=enrolment,
             place=Place(role.value),
         )
-        self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         self._names = OverlayNames(
             paths.hosts,
             self.board,
@@ -139,29 +132,6 @@ class Node(Member):
         yield from super().routes()
         yield knock_route(self, lambda: self.local_ray.closed_ranges)
         yield from self.exec_door.routes()
-
-    def reported_dead_rays(self) -> set[tuple[str, str]]:
-        """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
-        directory, statuses = self.board.facts.directory, self.board.facts.statuses.rows
-        if directory is None:
-            return set()
-        found = set()
-        for entry in directory.entries:
-            status = statuses.get(entry.node_id)
-            if status is None or status.ray_death is None:
-                continue
-            try:
-                death = word_of(entry, status.ray_death, Kind.RAY_DEATH, RayDeath, directory)
-            except UntrustedError as error:
-                self._disbelieve(entry.node_id, error)
-            else:
-                found.add((str(entry.overlay_ip), death.ray_node_id))
-        return found
-
-    def _disbelieve(self, node_id: str, error: UntrustedError) -> None:
-        if node_id not in self._disbelieved:
-            self._disbelieved.add(node_id)
-            log.warning("node.ray_death_ignored", node_id=node_id, error=str(error))
 
     def details(self) -> dict[str, Any]:
         spec = self.board.facts.cluster_spec

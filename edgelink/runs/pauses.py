@@ -22,6 +22,7 @@ from edgelink.log import get_logger
 from edgelink.overlay.peers_known import METERED
 from edgelink.overlay.ways import Ways
 from edgelink.protocol.payloads import Directory, DirectoryEntry
+from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 
 PAUSED: Final[Fact[Mapping[str, Pause]]] = Fact("paused")
@@ -35,8 +36,9 @@ log = get_logger("runs")
 
 @dataclass(frozen=True)
 class Pausing:
-    """Who does not answer, and is no less alive in Ray for it."""
+    """Who is alive in Ray, and who of them does not answer."""
 
+    ray_members: tuple[RayMember, ...]
     paused: Mapping[str, Pause]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edgelink.protocol.payloads import Directory, DirectoryEntry
+from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry
 from edgelink.ray_cluster.held_run import Ranks
 
 
@@ -59,12 +59,13 @@ def free_ranks(wanted: Ranks, held: Collection[tuple[str, int | None]], everybod
     )
 
 
-def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) -> Ranks:
+def keeping_addresses(wanted: Ranks, before: ClusterSpec | None, waiting: Collection[str]) -> Ranks:
     """``wanted``, with the addresses of ``before`` of those who go on with a lease that was changed; pure.
 
     They have workers under the former address, who would be buried under it.
     """
-    known = {entry.node_id: entry.overlay_ip for entry, _ in before if entry.node_id in waiting}
+    members = before.members if before is not None else ()
+    known = {member.node_id: member.overlay_ip for member in members if member.node_id in waiting}
     return tuple(
         (entry.model_copy(update={"overlay_ip": known[entry.node_id]}) if entry.node_id in known else entry, rank)
         for entry, rank in wanted

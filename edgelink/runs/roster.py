@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
-from edgelink.protocol.payloads import DirectoryEntry
-from edgelink.ray_cluster.held_run import Ranks
+from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry
+from edgelink.ray_cluster.held_run import HeldRun, Ranks
 from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.runs.ranks import could_take_part, free_ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.runs.run_lock import RunLock
 from edgelink.runs.without_ray import WithoutRayBook
 
 WITHOUT_RAY: Final[Fact[frozenset[str]]] = Fact("without_ray")
+RANKS: Final[Fact[Ranks]] = Fact("ranks")
+PUBLISHABLE: Final[Fact[Ranks]] = Fact("publishable")
 
 log = get_logger("runs")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The facts that :func:`ranks` depends on, besides the configuration."""
+
+    directory: Directory | None
+    without_ray: frozenset[str]
+    waiting: frozenset[str]
+    cluster_spec: ClusterSpec | None
+    run: HeldRun | None
+
+
+def ranks(now: Candidates, *, has_ray: bool) -> Ranks:
+    """Return who takes part, with which rank. While a run is granted, no rank that it uses changes (ADR 0008).
+
+    Without Ray on the head nobody does, but those on whom such a run relies.
+    """
+    wanted, in_use = wanted_ranks(now, has_ray=has_ray), now.run.ranks if now.run is not None else None
+    return wanted if in_use is None else keeping_ranks(wanted, in_use)
+
+
+def wanted_ranks(now: Candidates, *, has_ray: bool) -> Ranks:
+    """Return who would take part, with which rank, if no run was granted."""
+    candidates = could_take_part(now.directory, now.without_ray) if has_ray else []
+    taking_part = rank_map(candidates, now.run.nodes if now.run is not None else ())
+    return keeping_addresses(taking_part, now.cluster_spec, now.waiting)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The facts that :func:`publishable` depends on."""
+
+    directory: Directory | None
+    ranks: Ranks
+    ray_members: tuple[RayMember, ...]
+
+
+def publishable(now: Joining) -> Ranks:
+    """Return who is to join Ray now: those whose rank is free, or theirs."""
+    everybody = {str(entry.overlay_ip) for entry in now.directory.entries} if now.directory is not None else set()
+    return free_ranks(now.ranks, {(member.ip, member.rank) for member in now.ray_members if member.alive}, everybody)
 
 
 class Roster:
@@ -27,15 +73,15 @@ class Roster:
         self, board: Board[Facts], node_id: str, lock: RunLock, without_ray: WithoutRayBook, *, has_ray: bool
     ) -> None:
         """``node_id`` is the head's own; ``has_ray``: whether the head itself has one."""
-        self.members: Sequence[RayMember] = ()  # as Ray listed them last
         self._board = board
         self._node_id = node_id
         self._lock = lock
         self._without_ray = without_ray
         self._put_without_ray = board.claim(WITHOUT_RAY, "runs")
         self._has_ray = has_ray
-        self._ranks: Ranks = ()  # as they were looked at last
         self._is_held_back = False
+        board.derive(RANKS, "ranks", Candidates, partial(ranks, has_ray=has_ray))
+        board.derive(PUBLISHABLE, "free ranks", Joining, publishable)
         self._labels: dict[str, Mapping[str, str]] = {}  # by node id
 
     def without_ray(self) -> list[DirectoryEntry]:
@@ -57,22 +103,23 @@ class Roster:
         self._put_without_ray(known)
         return known if self._has_ray else known | {self._node_id}
 
-    def ranks(self) -> Ranks:
-        """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
-        facts = self._board.facts
-        now = rank_map(self.candidates(), self._lock.nodes)
-        wanted = self._ranks = keeping_addresses(now, self._ranks, facts.waiting)
-        in_use = self._lock.ranks
-        if in_use is None:
-            return wanted
-        kept = keeping_ranks(wanted, in_use)
-        self._lock.use_ranks(kept)
-        is_held_back = kept is not wanted
-        if is_held_back and not self._is_held_back:
-            why = "a change of node ranks or addresses waits for the end of the run"
-            log.info("runs.ranks_kept", why=why, holder=self._lock.holder)
+    def look(self) -> None:
+        """Take note of what the nodes say, while they are there to say it, and of a change that waits for the run."""
+        self.known_labels()
+        kept, now = self.ranks(), self._board.select(Candidates)
+        is_held_back = False
+        if now.run is not None and now.run.ranks is not None:
+            self._lock.use_ranks(kept)
+            is_held_back = kept != wanted_ranks(now, has_ray=self._has_ray)
+            if is_held_back and not self._is_held_back:
+                why = "a change of node ranks or addresses waits for the end of the run"
+                log.info("runs.ranks_kept", why=why, holder=now.run.holder)
         self._is_held_back = is_held_back
-        return kept
+
+    def ranks(self) -> Ranks:
+        """Who takes part, with which rank, after what the nodes have said up to now; see :func:`ranks`."""
+        self._ids_without_ray()
+        return self._board.facts.ranks
 
     def alive(self) -> dict[tuple[str, int | None], RayMember]:
         """Whom Ray lists as alive, by address and rank.
@@ -80,7 +127,7 @@ class Roster:
         For a while after a restart, Ray lists the former Ray of a node as alive, too. The helper lists the newest
         first, and that one counts.
         """
-        return {(member.ip, member.rank): member for member in reversed(self.members) if member.alive}
+        return {(member.ip, member.rank): member for member in reversed(self._board.facts.ray_members) if member.alive}
 
     def without_rank(self) -> list[RayMember]:
         """Who is alive in Ray, and was not started by EdgeLink; those with a rank are waited for until they go."""
@@ -92,13 +139,6 @@ class Roster:
             if status.online:
                 self._labels[status.node_id] = status.labels
         return self._labels
-
-    def publishable(self) -> Ranks:
-        """Who is to join Ray now: those whose rank is free, or theirs."""
-        directory = self._board.facts.directory
-        everybody = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
-        held = {(member.ip, member.rank) for member in self.members if member.alive}
-        return free_ranks(self.ranks(), held, everybody)
 
     def left_out(self) -> list[DirectoryEntry]:
         """Who could take part, but is not asked for by the run in progress."""
@@ -112,4 +152,4 @@ class Roster:
             return []
         participants = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
         everybody = {str(entry.overlay_ip): entry.hostname for entry in directory.entries}
-        return strangers(self.members, participants, everybody)
+        return strangers(self._board.facts.ray_members, participants, everybody)

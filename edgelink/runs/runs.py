@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from edgelink.errors import RayClusterError
 from edgelink.log import get_logger
 from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Wakeup
 from edgelink.runs.roster import Roster
@@ -80,7 +79,7 @@ class Runs:
         return {**self._record.model_dump(mode="json"), "in_progress": self.lock.holder is not None}
 
     def watch(self, wakeup: Wakeup) -> None:
-        """Set ``wakeup`` when Ray lists others, and when there are points or a record to take."""
+        """Set ``wakeup`` when there are points or a record to take."""
         self._watchers.append(wakeup)
 
     def _wake_watchers(self) -> None:
@@ -99,10 +98,6 @@ class Runs:
             "attempt": last.number if last else None,
             "step": last.step if last else None,
         }
-
-    def ray_alive(self) -> list[str]:
-        """For the flight recorder: whom Ray lists."""
-        return sorted(f"{member.rank}:{member.node_id[:8]}" for member in self.roster.members if member.alive)
 
     def open_edges(self) -> None:
         """Have the edges of the run that is about to begin reach each other, until it ends."""
@@ -127,11 +122,6 @@ class Runs:
     def granted_to(self) -> str | None:
         """Whose run relies on the cluster as it is, from its grant to its end."""
         return None if self.lock.ranks is None else self.lock.holder
-
-    def ray_members_changed(self, members: Sequence[RayMember]) -> None:
-        """What Ray lists now; called by the head's watch."""
-        self.standing.listed(members)
-        self._wake_watchers()
 
     def take_points(self) -> list[tuple[str, RunPoints]]:
         """What drivers said since this was last asked, by run."""

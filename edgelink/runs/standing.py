@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
 
 from edgelink.conditions import Status
-from edgelink.facts.board import Fact
 from edgelink.protocol.payloads import Directory, DirectoryEntry
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.no_ray import NO_RAY
 from edgelink.ray_cluster.reconcilers import RayInputs
+from edgelink.reconcile import Wakeup
 from edgelink.relay.allocator import HEAD_RANK
 from edgelink.runs.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
 from edgelink.runs.roster import Roster
-from edgelink.timeouts import timeout
 
-RAY_ALIVE: Final[Fact[frozenset[str]]] = Fact("ray_alive")
 MOST_NODES = 65_533  # a /16, the largest overlay network, has no room for more
 _LOOK_S = 0.25
 _MOST_UNCLAIMED = 256  # ranks that nobody holds, of which each is told: their rows are made anew at every look
 _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Whom Ray lists."""
+
+    ray_members: tuple[RayMember, ...]
 
 
 class Standing:
@@ -36,20 +38,12 @@ class Standing:
         self._node_id = inputs.key.node_id
         self._has_ray = inputs.config.ray.enabled
         self._local_ray = inputs.ray
-        self._put_ray_alive = inputs.board.claim(RAY_ALIVE, "runs")
-        self._changed = asyncio.Event()
-
-    def listed(self, members: Sequence[RayMember]) -> None:
-        """Take note of whom Ray lists now."""
-        self._roster.members = members
-        self._put_ray_alive(frozenset(ip for ip, rank in self._roster.alive() if rank is not None))
-        self._changed.set()
-        self.show_nodes_ready()
+        self._listed = Wakeup()
+        self._board.read(Listed, "runs", self._listed)
 
     def show_nodes_ready(self) -> None:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray with that rank, and answer."""
-        self._roster.known_labels()  # while everybody is there to tell them
-        self._roster.without_ray()  # also on a head without Ray, which has no ranks
+        self._roster.look()
         conditions, expected, alive = self._conditions, self._roster.ranks(), self._roster.alive()
         facts = self._board.facts
         stopped = facts.stopped - {self._node_id}  # the last word of this daemon's former life
@@ -73,12 +67,7 @@ class Standing:
 
     async def next_change(self) -> None:
         """Return when something may have changed, and soon in any case."""
-        self._changed.clear()
-        try:
-            async with timeout(_LOOK_S):  # conditions of other nodes come by another road
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await self._listed.wait(_LOOK_S)  # conditions of other nodes come by another road
 
     def nodes(self, count: int = 0) -> list[NodeReadiness]:
         """How far the node of each of the first ``count`` ranks (0: all) has come; before the directory is there, this
@@ -135,7 +124,7 @@ class Standing:
     @property
     def _ray_known(self) -> bool:
         """Ray tells who is alive, or its head has ended here, and everybody's Ray with it."""
-        is_listed = any(member.rank == HEAD_RANK and member.alive for member in self._roster.members)
+        is_listed = any(member.rank == HEAD_RANK and member.alive for member in self._board.facts.ray_members)
         return is_listed or self._local_ray.has_ended
 
     def _readiness_without_directory(self) -> NodeReadiness:

@@ -76,12 +76,12 @@ def test_a_head_of_500_nodes_notices_in_time(figures: Figures, tmp_path: Path) -
     told = [ConditionReport(type=name, status=Status.TRUE, reason="R", message="as it should be") for name in TOLD]
     for entry in entries:
         world.tell(entry.node_id, *told)
-    world.runs.ray_members_changed(members)
+    world.lists(members)
     world.dashboard.look()
     noticed_ms = []
     for gone in range(1, EVENTS + 1):
         world.tell(entries[-gone].node_id, *told, online=False)
-        world.runs.ray_members_changed(members[:-gone])
+        world.lists(members[:-gone])
         begun_s = time.perf_counter()
         world.dashboard.look()
         noticed_ms.append(1000 * (time.perf_counter() - begun_s + _REST_S))
