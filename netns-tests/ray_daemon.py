@@ -17,15 +17,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from edgelink.clock import SystemClock
+from edgelink.condition_table import Place
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Paths, load_config
 from edgelink.facts.board import Board
+from edgelink.facts.derive import derive_patience
 from edgelink.facts.facts import Facts
+from edgelink.files import write_atomic
 from edgelink.log import configure
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey
-from edgelink.protocol.payloads import ClusterSpec, Lease
+from edgelink.protocol.payloads import ClusterSpec, Envelope, Lease
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.membership import RayMember
@@ -37,20 +40,6 @@ from edgelink.testing.payloads import entry_of
 
 def show(condition: Condition) -> None:
     print(json.dumps(condition.to_dict()), flush=True)
-
-
-def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
-    def publish(spec: ClusterSpec) -> None:
-        temporary = spec_file.with_suffix(".new")
-        temporary.write_text(spec.model_dump_json())
-        temporary.replace(spec_file)
-
-    return RayHeadReconciler(
-        inputs,
-        publish=publish,
-        epoch_taken=lambda _last: 0,
-        edges_open_to=lambda _last: "all",
-    )
 
 
 async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: int, spec_file: Path) -> None:
@@ -73,24 +62,29 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
         key=NodeKey.load(paths.node_key),
         ray=LocalRay(config, paths, clock),
     )
+    derive_patience(inputs.board, config, Place(role))
     give(
         inputs.board,
         running=SimpleNamespace(lease=lease, held=HeldSecret(1, "")),
         peers_connected=True,
         host_patience_s=config.ride_through_s,
     )
-    ray = make_head(leases_file, spec_file, inputs) if role == "head" else RayEdgeReconciler(inputs)
+    ray = RayHeadReconciler(inputs) if role == "head" else RayEdgeReconciler(inputs)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def poll_leases() -> None:
         told: tuple[RayMember, ...] | None = None
+        stated: Envelope | None = None
         while True:
             leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
             give(inputs.board, publishable=tuple((entry_of(lease), lease.preferred_rank or 0) for lease in leases))
             if (members := inputs.board.facts.ray_members) != told:
                 paths.state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in members]))
                 told = members
+            if (spec := inputs.board.facts.stated_cluster) is not None and spec != stated:
+                write_atomic(spec_file, spec.body)
+                stated = spec
             await asyncio.sleep(0.1)
 
     async def poll_spec() -> None:

@@ -57,6 +57,22 @@ def firewalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+class Told(Board[Facts]):
+    """The board of one daemon, and the registry's client, which publishes what a head states."""
+
+    def __init__(self, published: list[ClusterSpec]) -> None:
+        super().__init__(Facts())
+        self._published = published
+
+    def _put(self, name: str, value: Any) -> None:
+        is_news = name == "stated_cluster" and value != self.facts.stated_cluster
+        super()._put(name, value)
+        if is_news:
+            spec = ClusterSpec.model_validate_json(value.body)
+            self._published.append(spec)
+            give(self, cluster_spec=spec)
+
+
 class Bench:
     """A node of role ``role`` and what a test can turn on it."""
 
@@ -67,7 +83,6 @@ class Bench:
         self.config = Config(ray=ray_config(self.fake.python, temp_dir=directory / "ray"))
         self.key = NodeKey.generate()
         self.clock: SystemClock | FakeClock = SystemClock()
-        self.epoch_taken = 0
         self.published: list[ClusterSpec] = []
         self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
         self.history: list[Condition] = []
@@ -109,7 +124,7 @@ class Bench:
         self.give(network=SimpleNamespace(state=SimpleNamespace(revoked=node_ids)))
 
     def _new_board(self) -> Board[Facts]:
-        board = Board(Facts())
+        board = Told(self.published)
         derive_patience(board, self.config, Place(self.lease.role.value))
         return board
 
@@ -134,16 +149,7 @@ class Bench:
         return RayEdgeReconciler(self.inputs())
 
     def head(self) -> RayHeadReconciler:
-        return RayHeadReconciler(
-            self.inputs(),
-            publish=self._publish,
-            epoch_taken=lambda _last: self.epoch_taken,
-            edges_open_to=lambda _last: "all",
-        )
-
-    def _publish(self, spec: ClusterSpec) -> None:
-        self.published.append(spec)
-        self.give(cluster_spec=spec)
+        return RayHeadReconciler(self.inputs())
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:
         member = ClusterMember(

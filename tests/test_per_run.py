@@ -66,7 +66,7 @@ def begun(directory: Path, clock: FakeClock, config: Config = PER_RUN) -> Head:
 
 def says(head: Head, before: EdgesOpenTo | None = None) -> str:
     """The next cluster spec, after one that said ``before``."""
-    return head.runs.edges_open_to(None if before is None else spec(before))
+    return head.node.ray.edges_open_to(None if before is None else spec(before))
 
 
 async def test_a_run_is_granted_once_its_edges_are_open_to_each_other(head: Head) -> None:

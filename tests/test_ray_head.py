@@ -17,6 +17,7 @@ from telling import refuses
 from edgelink.errors import PortBusyError, RayClusterError
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import Role
+from edgelink.ray_cluster.cluster_spec import OwnEpoch
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.testing.clock import FakeClock, eventually
 from edgelink.testing.payloads import entry_of
@@ -147,12 +148,12 @@ async def test_head_on_a_full_disk_goes_on_with_what_it_published(
 
 async def test_head_numbers_above_what_the_network_has_seen(head_bench: Bench) -> None:
     """A head whose disk is an older copy, or was lost: no edge follows a number that it has passed."""
-    head_bench.epoch_taken = 9
+    head_bench.give(own_epoch=OwnEpoch(9))
     head = head_bench.head()
     await head.reconcile()
-    head_bench.epoch_taken = 14  # heard when a session with the relay has come about
+    head_bench.give(own_epoch=OwnEpoch(14))  # heard when a session with the relay has come about
     await head.reconcile()
-    head_bench.epoch_taken = 0
+    head_bench.give(own_epoch=OwnEpoch(0))
     await head.reconcile()
     assert [spec.epoch for spec in head_bench.published] == [10, 15]
 

@@ -160,13 +160,13 @@ def test_a_head_hears_which_epochs_it_has_used(network: Network, tmp_path: Path,
     now, above = network.spec(*head, epoch=5), network.spec(*head, epoch=said_before + 1)
     spec = ClusterSpec.model_validate_json(now.body)
     node = Reader(network, head[1], tmp_path)
-    assert node.epoch_taken(spec) == 0
+    assert node.own_epoch.beside(spec) == 0
     node.state_cluster(now)
-    assert node.epoch_taken(spec) == 0
+    assert node.own_epoch.beside(spec) == 0
     node.hears(network.directory, network.spec(*head, epoch=said_before, incarnation="before"))
-    assert node.epoch_taken(spec) == said_before
+    assert node.own_epoch.beside(spec) == said_before
     node.state_cluster(above)
     node.hears(above)
-    assert node.epoch_taken(ClusterSpec.model_validate_json(above.body)) == 0, "its own echo takes no number"
+    assert node.own_epoch.beside(ClusterSpec.model_validate_json(above.body)) == 0, "its own echo takes no number"
     successor = Reader(network, head[1], tmp_path)
-    assert successor.epoch_taken(spec) == successor.epoch_taken(None) == said_before + 1
+    assert successor.own_epoch.beside(spec) == successor.own_epoch.beside(None) == said_before + 1

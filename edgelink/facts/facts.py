@@ -24,10 +24,12 @@ from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
-from edgelink.ray_cluster.held_run import HeldRun, Ranks
+from edgelink.ray_cluster.cluster_spec import OwnEpoch
+from edgelink.ray_cluster.held_run import HeldRun, Meeting, Ranks
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
+from edgelink.ray_cluster.wishes import Wishes
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Facts:
         network: what the registry has told of the network's secret.
         directory: who holds which lease.
         cluster_spec: the head's newest word of the Ray cluster.
+        stated_cluster: the word of this head's daemon, signed. None: it has given none yet.
+        own_epoch: the newest epoch under which the network knows a cluster spec of this node.
+        wishes: what the operator at this head wants of everybody's Ray.
         statuses: the last status of each node, by node id; on head and relays only.
         online: node ids of the nodes that say that they are online.
         lost: node ids of the nodes whose connection the broker has lost.
@@ -58,6 +63,7 @@ class Facts:
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
         run: the run that holds the lock; on the head only.
+        meeting: why the edges may have to reach each other although no run is granted; on the head only.
         run_members: node ids of the nodes that the granted run relies on; on the head only. Derived.
         ride_through_s: how long an outage may be without costing a node, as far as this daemon knows. Derived.
         without_ray: node ids of the nodes that have no Ray by their own configuration; on the head only.
@@ -133,6 +139,9 @@ class Facts:
     network: NetworkTold = field(default_factory=NetworkTold)
     directory: Directory | None = None
     cluster_spec: ClusterSpec | None = None
+    stated_cluster: Envelope | None = None
+    own_epoch: OwnEpoch = field(default_factory=OwnEpoch)
+    wishes: Wishes = field(default_factory=Wishes)
     statuses: Table[str, NodeStatus] = field(default_factory=lambda: Table({}))
     online: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
@@ -140,6 +149,7 @@ class Facts:
     waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
     run: HeldRun | None = None
+    meeting: Meeting = field(default_factory=Meeting)
     run_members: frozenset[str] = frozenset()
     ride_through_s: int = DEFAULT_RIDE_THROUGH_S
     without_ray: frozenset[str] = frozenset()

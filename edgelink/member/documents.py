@@ -17,15 +17,15 @@ from edgelink.errors import RegistryUnavailableError, UntrustedError
 from edgelink.files import AT_ONCE, Files
 from edgelink.protocol.keys import Kind, open_envelope
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeId, RosterPage
+from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeId, Role, RosterPage
 from edgelink.protocol.refusals import OUTDATED, Refusals, refusal_reason
 from edgelink.protocol.roster_pages import Pages, completed, digest
 from edgelink.protocol.topics import Topics
 from edgelink.protocol.transport import Message
+from edgelink.ray_cluster.cluster_spec import FILE_NAME, OwnEpoch
 
 _DIRECTORY_CACHE = "directory.json"
 _PAGE_CACHE = "roster-{}.json"
-_CLUSTER_CACHE = "cluster-spec.json"
 _EPOCHS_CACHE = "cluster-epochs.json"
 _EPOCHS = TypeAdapter(dict[NodeId, int])
 
@@ -53,6 +53,7 @@ class Documents:
         self.cluster_spec: ClusterSpec | None = None
         self.named: Directory | None = None  # the newest directory as it was signed; `directory` has all its pages
         self._node_id = membership.lease.node_id
+        self._is_head = membership.lease.role is Role.HEAD
         self._network_id = membership.network_id
         self._verify_key = membership.registry_verify_key
         self._topics = Topics(membership.network_id)
@@ -96,13 +97,10 @@ class Documents:
             return None
         return self._granted_before.union(told.unleased_ips, (entry.overlay_ip for entry in told.entries))
 
-    def epoch_taken(self, spec: ClusterSpec | None) -> int:
-        """The newest epoch that another cluster spec of ours than ``spec`` has, as far as is known; 0: there is none.
-
-        A head whose disk is an older copy learns so which numbers the edges have seen already.
-        """
-        newest = self._spec_epochs.get(self._node_id, 0)
-        return 0 if spec is not None and spec.epoch == newest and self._own_spec in (None, spec) else newest
+    @property
+    def own_epoch(self) -> OwnEpoch:
+        """The newest epoch of our own cluster specs, as far as the network has heard of them."""
+        return OwnEpoch(self._spec_epochs.get(self._node_id, 0), self._own_spec)
 
     def _take_directory(self, envelope: Envelope, address: str = "") -> None:
         directory = open_envelope(envelope, Kind.DIRECTORY, Directory, self._verify_key)
@@ -171,7 +169,8 @@ class Documents:
         if spec == self.cluster_spec:
             return
         self.cluster_spec = spec
-        self._keep(_CLUSTER_CACHE, envelope.model_dump_json())
+        if not self._is_head:  # the head's own Ray has written what it states
+            self._keep(FILE_NAME, envelope.model_dump_json())
         self._note_epoch(spec)
 
     def _note_epoch(self, spec: ClusterSpec) -> None:
@@ -199,7 +198,7 @@ class Documents:
             _EPOCHS_CACHE: lambda text: self._spec_epochs.update(_EPOCHS.validate_json(text)),
             **{path.name: self._restore_page for path in sorted(self._cache.glob(_PAGE_CACHE.format("*")))},
             _DIRECTORY_CACHE: lambda text: self._take_directory(Envelope.model_validate_json(text)),
-            _CLUSTER_CACHE: lambda text: self._take_cluster_envelope(Envelope.model_validate_json(text)),
+            FILE_NAME: lambda text: self._take_cluster_envelope(Envelope.model_validate_json(text)),
         }
         for name, take in takers.items():
             try:

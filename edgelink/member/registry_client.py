@@ -46,6 +46,7 @@ from edgelink.protocol.token import split_address
 from edgelink.protocol.topics import ANY, Topics
 from edgelink.protocol.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, Login, Message, MqttTransport, Transport
 from edgelink.protocol.transport import Session as MqttSession
+from edgelink.ray_cluster.cluster_spec import OwnEpoch
 from edgelink.reconcile import Wakeup
 from edgelink.tasks import apart
 
@@ -82,6 +83,7 @@ NETWORK: Final[Fact[NetworkTold]] = Fact("network")
 ACCESS: Final[Fact[AccessTold]] = Fact("access")
 DIRECTORY: Final[Fact[Directory | None]] = Fact("directory")
 CLUSTER_SPEC: Final[Fact[ClusterSpec | None]] = Fact("cluster_spec")
+OWN_EPOCH: Final[Fact[OwnEpoch]] = Fact("own_epoch")
 USABLE_IPS: Final[Fact[frozenset[IPv4Address] | None]] = Fact("usable_ips")
 STATUSES: Final[Fact[Table[str, NodeStatus]]] = Fact("statuses")
 ALTERNATIONS: Final[Fact[tuple[tuple[str, float], ...]]] = Fact("alternations")
@@ -178,6 +180,7 @@ class RegistryClient:
         self._put_access = board.claim(ACCESS, self.name)
         self._put_directory = board.claim(DIRECTORY, self.name)
         self._put_cluster_spec = board.claim(CLUSTER_SPEC, self.name)
+        self._put_own_epoch = board.claim(OWN_EPOCH, self.name)
         self._put_usable_ips = board.claim(USABLE_IPS, self.name)
         self._put_statuses = board.claim(STATUSES, self.name)
         self._put_alternations = board.claim(ALTERNATIONS, self.name)
@@ -284,6 +287,7 @@ class RegistryClient:
         self._put_network(replace(told, is_on_disk=told.is_on_disk and self._access.is_on_disk))
         self._put_access(self._access.told)
         self._put_directory(self.documents.directory)
+        self._put_own_epoch(self.documents.own_epoch)
         self._put_cluster_spec(self.documents.cluster_spec)
         self._put_usable_ips(self.documents.usable_ips)
         self._put_next_lease(self._own_lease.heard)

@@ -1,40 +1,48 @@
-"""The head's Ray: runs it, watches who is a member, and writes the cluster spec for the role to sign."""
+"""The head's Ray: runs it, watches who is a member, and states the cluster spec."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgelink.config import Config
 from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
+from edgelink.facts.board import Fact
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
-from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, EdgesOpenTo, Lease
+from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo, Envelope, Lease
 from edgelink.ray_cluster import command, environment
-from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
+from edgelink.ray_cluster.cluster_spec import (
+    FILE_NAME,
+    Draft,
+    OwnEpoch,
+    SpecBook,
+    edges_open_to,
+    with_restarts,
+    without_ray,
+    write_spec,
+)
 from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
 from edgelink.ray_cluster.gcs_store import FULL, GcsStore
-from edgelink.ray_cluster.held_run import Ranks
+from edgelink.ray_cluster.held_run import Meeting, Ranks
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
-from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReads, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.slow_agent import TOO_BUSY
 from edgelink.ray_cluster.temp_dir import gcs_store_in, sessions_in
-from edgelink.ray_cluster.wishes import WishBook
+from edgelink.ray_cluster.wishes import WishBook, Wishes
 from edgelink.wording import printable
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
-_ENVELOPE_BYTES = 512  # beside the text that is signed
 _BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
 _ROOM_S = 1.0  # until the disk of the GCS is looked at again
 _GCS_STARTS_S = 0.2
@@ -42,48 +50,44 @@ EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 
 _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
 
+STATED_CLUSTER: Final[Fact[Envelope | None]] = Fact("stated_cluster")
+
 
 @dataclass(frozen=True)
-class HeadReads:
-    """What a head's Ray depends on besides."""
+class HeadReads(RayReads):
+    """What a head's Ray depends on."""
 
     publishable: Ranks
     ray_members: tuple[RayMember, ...]
     reported_dead: frozenset[tuple[str, str]]
+    wishes: Wishes
+    meeting: Meeting
+    own_epoch: OwnEpoch
+    stated_cluster: Envelope | None
 
 
 class RayHeadReconciler(RayReconciler):
-    """Runs Ray's head, watches its members, and writes the cluster spec that the role signs and publishes."""
+    """Runs Ray's head, watches its members, and states the cluster spec, which the registry's client publishes."""
 
-    def __init__(
-        self,
-        inputs: RayInputs,
-        *,
-        publish: Callable[[ClusterSpec], None],
-        epoch_taken: Callable[[ClusterSpec | None], int],
-        edges_open_to: Callable[[ClusterSpec | None], EdgesOpenTo],
-    ) -> None:
-        """``epoch_taken``: see :meth:`SpecBook.number`. ``edges_open_to``: what the next spec says, after this one."""
+    reads = HeadReads
+
+    def __init__(self, inputs: RayInputs) -> None:
         super().__init__(inputs)
-        self._edges_open_to = edges_open_to
-        self._epoch_taken = epoch_taken
         self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
         self._not_buried_s: dict[str, float] = {}  # when Ray was last told in vain
-        self._publish = publish
-        self._book = SpecBook(inputs.paths.state / "cluster_spec.json", inputs.files)
-        self.wishes = WishBook(inputs.paths.state / "ray_wishes.json")
+        self._book = SpecBook(inputs.paths.state / FILE_NAME, inputs.key, inputs.files)
+        self._state = self._board.claim_durable(STATED_CLUSTER, self.name, self._book.number)
+        self.wishes = WishBook(self._board, inputs.paths.state / "ray_wishes.json")
         self._rests_at_s: float | None = None
         self.left_alive: list[str] | None = None  # the addresses of others when our Ray was last stopped; None: unknown
-        self._published: ClusterSpec | None = None
         self._kept: RayRecord | None = None  # does not fit the configuration, but a run relies on it
-        self._board.read(HeadReads, self.name, self.wakeup)
         put_members = self._board.claim(RAY_MEMBERS, self.name)
         self._watch = MembershipWatch(self._start_watch, put_members, inputs.clock, lambda: self._is_gcs_away)
         store = GcsStore(gcs_store_in(inputs.config.ray.temp_dir), inputs.paths.state / "gcs_store.json", inputs.files)
         self._gcs = GcsKeeper(self.ray.node, store, inputs.clock, is_wanted=inputs.config.ray.gcs_store)
 
     @property
-    def _now(self) -> HeadReads:
+    def _known(self) -> HeadReads:
         return self._board.select(HeadReads)
 
     @property
@@ -104,7 +108,7 @@ class RayHeadReconciler(RayReconciler):
     @property
     def is_wanted(self) -> bool:
         """Whether this network's Ray is to run at all."""
-        return self.wishes.wishes.ray_wanted
+        return self._known.wishes.ray_wanted
 
     async def _do_without(self) -> float:
         """Tell the nodes, too, that a Ray of an earlier configuration is gone."""
@@ -144,7 +148,7 @@ class RayHeadReconciler(RayReconciler):
         Raises:
             RayClusterError: Ray is not running here.
         """
-        alive = [member for member in self._now.ray_members if member.alive]
+        alive = [member for member in self._known.ray_members if member.alive]
         return {
             "environment": self.driver_variables(uid),
             "of_ray": environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
@@ -262,13 +266,13 @@ class RayHeadReconciler(RayReconciler):
 
     def others_alive(self, lease: Lease) -> list[str] | None:
         """The addresses that Ray lists as alive, our own aside; None while Ray does not tell."""
-        alive = {member.ip for member in self._now.ray_members if member.alive}
+        alive = {member.ip for member in self._known.ray_members if member.alive}
         return sorted(alive - {str(lease.overlay_ip)}) if str(lease.overlay_ip) in alive else None
 
     async def _running_head(self, tools: RayTools, lease: Lease) -> RayRecord | None:
         """The record of a head that runs as configured; None while it cannot be started."""
         record = self.ray.node.record
-        restarts = self.wishes.wishes.restarts_of(lease.node_id)
+        restarts = self._known.wishes.restarts_of(lease.node_id)
         wanted = hash_of(head_identity(self._config, lease, restarts, self._config.ride_through_s))
         if record is not None and record.config_hash == wanted:
             return record
@@ -339,7 +343,7 @@ class RayHeadReconciler(RayReconciler):
             head=f"{lease.overlay_ip}:{config.port}",
             node_rank=0,
             incarnation="",  # its cluster's id, which its GCS has yet to make
-            restarts=self.wishes.wishes.restarts_of(lease.node_id),
+            restarts=self._known.wishes.restarts_of(lease.node_id),
             is_head=True,
             temp_dir=sessions_in(config.temp_dir),
             gcs_store=gcs_store,
@@ -379,7 +383,7 @@ class RayHeadReconciler(RayReconciler):
         return self._paths.state / "ray_token_epoch"
 
     def _publish_spec(self, tools: RayTools, lease: Lease, record: RayRecord, token: str | None) -> None:
-        ranks = self._now.publishable
+        ranks = self._known.publishable
         if not any(entry.node_id == lease.node_id for entry, _ in ranks):
             return  # the directory has not come yet; what was published before still holds
         draft = write_spec(
@@ -391,14 +395,14 @@ class RayHeadReconciler(RayReconciler):
             ranks=ranks,
             token_auth=token is not None,
             ride_through_s=self._known.ride_through_s,
-            wishes=self.wishes.wishes,
+            wishes=self._known.wishes,
         )
         self._give_out(draft, self._verify_keys(), token)
 
     def _verify_keys(self) -> dict[str, str]:
         """Of those to whom the token is sealed."""
         gone = self._gone
-        return {entry.node_id: entry.verify_key for entry, _ in self._now.publishable if entry.node_id not in gone}
+        return {entry.node_id: entry.verify_key for entry, _ in self._known.publishable if entry.node_id not in gone}
 
     def _publish_restarts(self, token: str | None) -> None:
         """What was published before, but for the restarts that somebody asked for since."""
@@ -407,23 +411,25 @@ class RayHeadReconciler(RayReconciler):
             return  # the directory has not come yet
         if any(member.node_id not in verify_keys.keys() | self._gone for member in spec.members):
             return
-        self._give_out(with_restarts(spec, self.wishes.wishes), verify_keys, token)
+        self._give_out(with_restarts(spec, self._known.wishes), verify_keys, token)
 
     def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
-        draft = draft.model_copy(update={"edges_open_to": self._edges_open_to(self._book.newest)})
+        now, draft = self._known, draft.model_copy(update={"edges_open_to": self.edges_open_to(self._book.newest)})
         try:
-            spec = self._book.number(draft, verify_keys, token, self._epoch_taken)
+            stated = self._state(Draft(draft, verify_keys, token, now.own_epoch))
         except NotRecordedError:  # StateRecorded tells of it; what was given out before holds, and we are back soon
             return
-        if spec != self._published:
-            _refuse_too_large(spec)
-            self._publish(spec)
-            self._published = spec
+        if stated != now.stated_cluster and (spec := self._book.newest) is not None:
             _log.info("ray.spec_published", epoch=spec.epoch, incarnation=spec.incarnation, members=len(spec.members))
+
+    def edges_open_to(self, before: ClusterSpec | None) -> EdgesOpenTo:
+        """Whom edges answer beside head and relays; ``before``: the last cluster spec, also of a former daemon's."""
+        now = self._known
+        return edges_open_to(self._config.access, now.run, now.meeting, before, self._clock.monotonic_s())
 
     async def _bury_the_dead(self, tools: RayTools, record: RayRecord, *, token_auth: bool) -> float:
         """Tell Ray of deaths that others know of; after how many seconds to look again."""
-        now, gone = self._now, self._gone
+        now, gone = self._known, self._gone
         ranks = [(str(entry.overlay_ip), rank) for entry, rank in now.publishable if entry.node_id not in gone]
         put_out = {str(entry.overlay_ip) for entry, _ in now.publishable if entry.node_id in gone}
         if not ranks:
@@ -449,17 +455,6 @@ class RayHeadReconciler(RayReconciler):
             return None
         arguments = ("watch", "--address", record.head, "--interval", _WATCH_INTERVAL_S)
         return await self.ray.helper.start(tools, *arguments, token_auth=tools.capabilities.token_auth)
-
-
-def _refuse_too_large(spec: ClusterSpec) -> None:
-    size_bytes = len(json.dumps(spec.model_dump_json())) + _ENVELOPE_BYTES
-    if size_bytes > MAX_PAYLOAD_BYTES:
-        raise RayClusterError(
-            f"a cluster of {len(spec.members)} nodes does not fit into one message of the broker: {size_bytes} bytes, "
-            f"and {MAX_PAYLOAD_BYTES} are the most",
-            hint="some 700 with a rank fit, on or off: `edgelink registry release` those that are gone",
-            reason="ClusterTooLarge",
-        )
 
 
 def head_identity(config: Config, lease: Lease, restarts: int, ride_through_s: int) -> Mapping[str, object]:

@@ -23,3 +23,16 @@ class HeldRun:
     holder: str
     ranks: Ranks | None = None
     nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Why edges may have to reach each other although no run is granted.
+
+    Attributes:
+        is_asked: the run that is about to be granted needs it.
+        may_come_back_until_s: until then the run of a former daemon's time may come back, on the monotonic clock.
+    """
+
+    is_asked: bool = False
+    may_come_back_until_s: float = 0.0

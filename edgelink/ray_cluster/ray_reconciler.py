@@ -88,6 +88,7 @@ class RayReconciler:
 
     name: ClassVar[str] = "ray"
     condition: ClassVar[str] = RAY_JOINED.name
+    reads: ClassVar[type[RayReads]] = RayReads
 
     def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()
@@ -103,7 +104,7 @@ class RayReconciler:
         self._put_versions = inputs.board.claim(VERSIONS, self.name)
         self._put_dead_ray = inputs.board.claim(DEAD_RAY, self.name)
         self._board = inputs.board
-        self._board.read(RayReads, self.name, self.wakeup)
+        self._board.read(self.reads, self.name, self.wakeup)
         self._restart_why = ""
         if not self.is_enabled:  # said before the first status goes out: by it the head keeps this node out of Ray
             self._wait(NO_RAY, NO_RAY_IN_WORDS)

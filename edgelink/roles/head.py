@@ -16,8 +16,7 @@ from edgelink.facts.part import run_part
 from edgelink.log import get_logger
 from edgelink.member.enrolment import Enrolment
 from edgelink.member.lease_follower import Occupants
-from edgelink.protocol.keys import Kind
-from edgelink.protocol.payloads import ClusterSpec, Role
+from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.ray_cluster.reported_dead import REPORTED_DEAD, reported_dead
 from edgelink.reconcile import Wakeup
@@ -88,15 +87,10 @@ class Head(Node):
         self, config: Config, paths: Paths, clock: Clock, machine: ThisMachine, enrolment: Enrolment | None
     ) -> None:
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, machine=machine, enrolment=enrolment)
-        self.runs = runs = Runs(self.ray_inputs(), self.wake)
+        self.runs = runs = Runs(self.ray_inputs())
         gang = Gang(self.ray_inputs(), runs)
         self.nodes = Nodes(self, runs, gang)
-        self.ray = ray = RayHeadReconciler(
-            self.ray_inputs(),
-            publish=self._publish,
-            epoch_taken=lambda spec: self.registry.documents.epoch_taken(spec) if self.registry else 0,
-            edges_open_to=runs.edges_open_to,
-        )
+        self.ray = ray = RayHeadReconciler(self.ray_inputs())
         self.run_requests = RunRequests(runs, gang, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
         self._news = NodeNews(self.board, runs, clock)
@@ -124,10 +118,6 @@ class Head(Node):
         yield from self._verbs.routes()
         yield from self.page.routes()
         yield from self.nodes.routes()
-
-    def _publish(self, spec: ClusterSpec) -> None:
-        if self.registry is not None:
-            self.registry.publish_cluster(self.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def before_end(self) -> None:
         self.runs.lock.keep()

@@ -51,6 +51,7 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.session_parts import (
     HOLDERS,
     REVOKED_IPS,
+    ClusterTeller,
     Listed,
     NetworkOnly,
     RelayFollower,
@@ -225,6 +226,7 @@ class Member(Daemon):
         self._parts: list[Part[Any, Any]] = [
             StatusTeller(self.board, self.registry.publish_status, self.clock),
             SessionTeller(self.board),
+            *([ClusterTeller(self.board, self.registry.publish_cluster)] if self.role is Role.HEAD else []),
             RelayFollower(self.board, self.store),
             claimant,
             Doubts(board=self.board, channel=channel, clock=self.clock),

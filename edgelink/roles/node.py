@@ -95,10 +95,6 @@ class Node(Member):
         tasks.create_task(self._names.run(), name="overlay-names")
         tasks.create_task(self.exec_door.run(), name="exec")
 
-    def wake(self) -> None:
-        """Have this node's Ray look at what is wanted of it."""
-        self.ray.wakeup.set()
-
     def occupants(self) -> Occupants:
         return RayOccupants(self.local_ray)
 

@@ -21,7 +21,7 @@ from edgelink.member.registry_client import Session
 from edgelink.overlay.openings import Opening
 from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import ClusterSpec, Directory, NodeAccess, NodeStatus
+from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeAccess, NodeStatus
 from edgelink.shield.inside import allowed_openings
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
@@ -100,6 +100,41 @@ class StatusTeller(Part[OwnStatus, Tell]):
     async def act(self, action: Tell) -> None:
         self._publish(action.status.model_copy(update={"reported_at": self._clock.now()}))
         self.own = action.status
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What this head states of the Ray cluster. ``own``: what was told last."""
+
+    stated_cluster: Envelope | None
+    own: Envelope | None
+
+
+@dataclass(frozen=True)
+class State(Action):
+    """Tell the network what this head states."""
+
+    spec: Envelope
+
+
+class ClusterTeller(Part[Stated, State]):
+    """Tells the network of the Ray cluster whenever the head states something new."""
+
+    name = "cluster"
+    condition: ClassVar[str] = REGISTRY_CONNECTED.name
+    inputs = Stated
+
+    def __init__(self, board: Board[Any], publish: Callable[[Envelope], None]) -> None:
+        super().__init__(board)
+        self._publish = publish
+
+    def plan(self, now: Stated, at_s: float) -> Decision[State]:
+        spec = now.stated_cluster
+        return Decision() if spec is None or spec == now.own else Decision(does=State(spec))
+
+    async def act(self, action: State) -> None:
+        self._publish(action.spec)
+        self.own = action.spec
 
 
 @dataclass(frozen=True)

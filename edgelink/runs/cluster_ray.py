@@ -80,7 +80,6 @@ class ClusterRay:
         await require_ray_user(caller, self._ray)
         if not self._ray.is_wanted:
             self._ray.wishes.want_ray(True)
-            self._node.wake()
         return {}
 
     def _wish_restart(self, name: str | None) -> int | None:
@@ -104,7 +103,6 @@ class ClusterRay:
         else:
             wishes.want_ray(True)
         log.info("ray.restart_wanted", node=node_id, everywhere=node_id == own)
-        self._node.wake()
         return None if node_id == own else entries[node_id][1]
 
     async def stop(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -123,7 +121,6 @@ class ClusterRay:
         with self._runs.lock.held_by(caller):
             self._ray.wishes.want_ray(False)
             log.info("ray.stopped_everywhere", by_uid=caller.uid)
-            self._node.wake()
             seen: list[NodeReadiness] = []
 
             def rows() -> Sequence[NodeReadiness]:

@@ -132,7 +132,6 @@ class Gang:
         taken = selection.among(self._roster.candidates(), self._roster.known_labels())
         self._runs.lock.select(tuple(entry.node_id for entry in taken))
         log.info("runs.nodes_selected", nodes=[entry.hostname for entry in taken], holder=self._runs.lock.holder)
-        self._runs.follow()
 
     def _leaving(self) -> list[str]:
         """Who has a Ray with a rank that is not theirs, or not any more: it is ended, and RLinf must not meet it."""

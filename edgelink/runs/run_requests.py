@@ -129,7 +129,7 @@ class RunRequests:
     async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
         ray = await self._require_ray(caller)
-        return {**ray.driver_grant(caller.uid), "edges_open_to": self._runs.edges_open_to(None)}
+        return {**ray.driver_grant(caller.uid), "edges_open_to": ray.edges_open_to(None)}
 
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from edgelink.errors import RayClusterError
+from edgelink.facts.board import Fact
 from edgelink.log import get_logger
-from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo
+from edgelink.ray_cluster.held_run import Meeting
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Wakeup
 from edgelink.runs.roster import Roster
@@ -19,6 +20,8 @@ from edgelink.runs.run_lock import RunLock
 from edgelink.runs.standing import Standing
 from edgelink.runs.without_ray import WithoutRayBook
 from edgelink.training.run_record import RunRecord
+
+MEETING: Final[Fact[Meeting]] = Fact("meeting")
 
 log = get_logger("runs")
 
@@ -45,11 +48,9 @@ class RayStoppedError(RayClusterError):
 class Runs:
     """The one run at a time of a head."""
 
-    def __init__(self, inputs: RayInputs, wake: Callable[[], None]) -> None:
-        """``wake`` has the head's Ray look at what is wanted of it."""
-        self._config, self._clock, self._files = inputs.config, inputs.clock, inputs.files
+    def __init__(self, inputs: RayInputs) -> None:
+        self._clock, self._files = inputs.clock, inputs.files
         self._conditions = inputs.conditions
-        self._wake = wake
         self.lock = RunLock(inputs.board, inputs.paths.run_lock, self._clock, self._released, self._files)
         without_ray = WithoutRayBook(inputs.paths.state / "without-ray.json", self._files)
         self.roster = Roster(
@@ -60,8 +61,8 @@ class Runs:
         # What was told, and not taken yet.
         self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_UNTAKEN)
         self._records: deque[tuple[datetime, RunRecord]] = deque(maxlen=_MOST_UNTAKEN)
-        self._edges_meet = False  # the run that is about to be granted needs that
-        self._may_come_back_until_s = self._clock.monotonic_s() + _COMES_BACK_S
+        self._put_meeting = inputs.board.claim(MEETING, "runs")
+        self._put_meeting(Meeting(may_come_back_until_s=self._clock.monotonic_s() + _COMES_BACK_S))
         self._record_path = inputs.paths.state / "last-run.json"
         self._record = self._read_record()
         if self.lock.holder is not None:
@@ -101,22 +102,7 @@ class Runs:
 
     def open_edges(self) -> None:
         """Have the edges of the run that is about to begin reach each other, until it ends."""
-        self._edges_meet = True
-        self.follow()
-
-    def follow(self) -> None:
-        """Have the cluster spec follow what the run has changed."""
-        self._wake()
-
-    def edges_open_to(self, before: ClusterSpec | None) -> EdgesOpenTo:
-        """Whom edges answer beside head and relays; ``before``: the last cluster spec, also of a former daemon's."""
-        if self._config.access == "members":
-            return "all"
-        if self._edges_meet or self.lock.ranks is not None:
-            return "members"
-        may_come_back = self._clock.monotonic_s() < self._may_come_back_until_s
-        was_open = before is not None and before.edges_open_to != "head"
-        return "members" if may_come_back and was_open else "head"
+        self._put_meeting(Meeting(is_asked=True))
 
     @property
     def granted_to(self) -> str | None:
@@ -160,12 +146,11 @@ class Runs:
         self._conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
-        self._edges_meet, self._may_come_back_until_s = False, 0.0
+        self._put_meeting(Meeting())
         if self._record is not None:
             ended = self._record.ended_without_a_word(self._clock.now())
             self._put_record(ended)
             self._files.keep(self._record_path, ended.model_dump_json())
-        self._wake()  # a change of ranks may have waited for this
         self._show_no_run()
         self._wake_watchers()
 
