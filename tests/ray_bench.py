@@ -6,6 +6,7 @@ killed. In a :class:`sim.Sim` Ray is a list of members.
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,7 @@ from edgelink.overlay.nft import Applied, Table
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import NodeKey, seal
 from edgelink.protocol.payloads import ClusterMember, ClusterSpec, Lease, Role
+from edgelink.ray_cluster.cluster_spec import FILE_NAME
 from edgelink.ray_cluster.held_run import HeldRun, Ranks
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
@@ -60,14 +62,16 @@ def firewalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class Told(Board[Facts]):
     """The board of one daemon, and the registry's client, which publishes what a head states."""
 
-    def __init__(self, published: list[ClusterSpec]) -> None:
+    def __init__(self, published: list[ClusterSpec], file: Path) -> None:
         super().__init__(Facts())
+        self._file = file
         self._published = published
 
     def _put(self, name: str, value: Any) -> None:
         is_news = name == "stated_cluster" and value != self.facts.stated_cluster
         super()._put(name, value)
         if is_news:
+            assert value.body == json.loads(self._file.read_bytes())["body"], "it is on disk first"
             spec = ClusterSpec.model_validate_json(value.body)
             self._published.append(spec)
             give(self, cluster_spec=spec)
@@ -124,7 +128,7 @@ class Bench:
         self.give(network=SimpleNamespace(state=SimpleNamespace(revoked=node_ids)))
 
     def _new_board(self) -> Board[Facts]:
-        board = Told(self.published)
+        board = Told(self.published, self.paths.state / FILE_NAME)
         derive_patience(board, self.config, Place(self.lease.role.value))
         return board
 

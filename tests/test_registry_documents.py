@@ -10,13 +10,15 @@ from session_world import Network, network  # noqa: F401
 from telling import refuses
 
 from edgelink.conditions import ConditionSet
-from edgelink.errors import UntrustedError
+from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import AT_ONCE, Files
 from edgelink.member.documents import Documents, ReplacedRegistryError
+from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Envelope, Role
 from edgelink.protocol.refusals import OUTDATED, Refusals
 from edgelink.protocol.transport import Message
+from edgelink.ray_cluster.cluster_spec import FILE_NAME, Draft, OwnEpoch, SpecBook
 from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock
 
@@ -170,3 +172,44 @@ def test_a_head_hears_which_epochs_it_has_used(network: Network, tmp_path: Path,
     assert node.own_epoch.beside(ClusterSpec.model_validate_json(above.body)) == 0, "its own echo takes no number"
     successor = Reader(network, head[1], tmp_path)
     assert successor.own_epoch.beside(spec) == successor.own_epoch.beside(None) == said_before + 1
+
+
+def test_one_file_of_a_head_holds_what_it_states(network: Network, tmp_path: Path) -> None:
+    """Its Ray writes the file, and the documents only read it: what they hear cannot take a number back."""
+    key, membership = network.member("cloud", Role.HEAD)
+    file, token = tmp_path / FILE_NAME, "0123456789abcdef" * 4
+    said = ClusterSpec.model_validate_json(network.spec(key, membership).body)
+
+    def draft(node: Reader, **change: object) -> Draft:
+        return Draft(said.model_copy(update=change), {key.node_id: key.verify_key_b64}, token, node.own_epoch)
+
+    node, book = Reader(network, membership, tmp_path), SpecBook(file, key)
+    first = book.number(draft(node))
+    node.hears(network.directory)
+    node.state_cluster(first)
+    assert Envelope.model_validate_json(file.read_bytes()) == first
+    assert (node.spec_epoch, node.own_epoch.beside(book.newest)) == (1, 0)
+
+    # The daemon is killed once the next one is on disk, and before anybody has heard of it.
+    second = book.number(draft(node, ride_through_s=60))
+    successor, book = Reader(network, membership, tmp_path), SpecBook(file, key)
+    assert (successor.spec_epoch, successor.cluster_spec) == (2, book.newest)
+    assert book.number(draft(successor, ride_through_s=60)) == second, "the same content keeps its number"
+
+    # The disk is an older copy: what the network has heard since is followed, and no number of it is used again.
+    heard = network.spec(key, membership, epoch=7)
+    successor.hears(heard)
+    assert successor.spec_epoch == 7
+    assert Envelope.model_validate_json(file.read_bytes()) == second, "one writer"
+    successor.state_cluster(book.number(draft(successor, ride_through_s=60)))
+    assert successor.spec_epoch == 8
+    assert SpecBook(file, NodeKey.generate()).newest is None, "it is another head's"
+
+
+def test_a_spec_that_cannot_be_written_is_not_stated(network: Network, tmp_path: Path) -> None:
+    key, membership = network.member("cloud", Role.HEAD)
+    said = ClusterSpec.model_validate_json(network.spec(key, membership).body)
+    book = SpecBook(tmp_path / "cannot" / FILE_NAME, key)
+    with pytest.raises(NotRecordedError):
+        book.number(Draft(said, {}, None, OwnEpoch()))
+    assert book.newest is None
