@@ -57,6 +57,12 @@ class Head:
         give(self.node.board, directory=Directory(network_id="n", epoch=1, entries=entries))
         self.runs.standing.show_nodes_ready()
 
+    @property
+    def granted(self) -> bool:
+        """Whether a run relies on the cluster."""
+        run = self.node.board.facts.run
+        return run is not None and run.is_granted
+
     def lists(self, members: Sequence[RayMember]) -> None:
         """Ray lists these."""
         give(self.node.board, ray_members=tuple(members))

@@ -12,8 +12,8 @@ from edgelink.daemon.this_machine import ThisMachine
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
-from edgelink.ray_cluster.reported_dead import reported_dead
 from edgelink.roles.node import Node
+from edgelink.runs.node_news import reported_dead
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 

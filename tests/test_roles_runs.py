@@ -309,7 +309,7 @@ async def test_a_full_disk_refuses_a_run_that_has_not_begun(head: Head, monkeypa
         head.lists([member("10.10.0.2", 0)])
         with pytest.raises(NotRecordedError):
             await first(events, "granted")
-    assert head.runs.lock.holder is head.runs.granted_to is None
+    assert head.runs.lock.holder is head.node.board.facts.run is None
     assert "NotRecorded" not in head.node.conditions.get("DriverRunning").reason
 
 
@@ -348,7 +348,7 @@ async def test_a_run_whose_lock_was_lost_is_taken_up_on_a_full_disk(
     disk.is_full = True
     async with aclosing(head.run(running=True)) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        assert head.runs.granted_to is not None
+        assert head.granted
 
 
 async def test_a_pid_that_is_somebody_elses_by_now_is_not_the_holder(head: Head) -> None:
@@ -434,7 +434,7 @@ async def test_a_run_whose_lock_was_lost_holds_its_ranks_again(head: Head) -> No
         await first(events, "granted")
         head.enrol(CLOUD, EDGE_2)
         assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
-        assert head.runs.granted_to is not None
+        assert head.granted
 
 
 async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head: Head) -> None:
@@ -513,7 +513,7 @@ async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tm
         granted = await first(events, "granted")
         assert int(granted["environment"]["EDGELINK_GRPC_TIMEOUT_MS"]) > 300_000
         assert head.node.conditions.get("DriverRunning").reason == "Granted"
-        assert head.runs.granted_to is not None
+        assert head.granted
         with refuses(RunInProgressError):
             await first(head.requests.stream_apps(ANOTHER, {}), "granted")
         account.end(3, "started again", lost=("edge-1",))

@@ -20,7 +20,7 @@ from edgelink.conditions import ConditionSet, Phase, Status, derive_phase
 from edgelink.config import Config, load_config
 from edgelink.doctor import Verdict
 from edgelink.errors import ConfigError, EdgelinkError, NoRayError, UsageError
-from edgelink.protocol.payloads import ConditionReport, NodeStatus
+from edgelink.protocol.payloads import ConditionReport, Directory, NodeStatus
 from edgelink.ray_cluster.no_ray import NO_RAY_BRIEF
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
@@ -125,6 +125,9 @@ def test_it_takes_no_rank_also_while_it_is_away_and_for_the_next_daemon(tmp_path
     assert world.ranks() == {"cloud": 0, "edge-2": 1}
     next_daemon = Head(tmp_path)
     next_daemon.statuses[EDGE_1.node_id] = away
+    give(next_daemon.node.board, directory=Directory(network_id="n", epoch=1, entries=(world.own, EDGE_1, EDGE_2)))
+    published = next_daemon.node.board.facts.publishable
+    assert [entry.hostname for entry, _ in published] == ["cloud", "edge-2"], "before it has looked at anybody"
     next_daemon.enrol(next_daemon.own, EDGE_1, EDGE_2)
     assert next_daemon.ranks() == {"cloud": 0, "edge-2": 1}
     world.say(status(EDGE_1.node_id, RayJoined=(Status.FALSE, "NotAMember")))

@@ -258,8 +258,7 @@ def ride_through_s(now: Patience, *, configured: int, place: Place) -> int:
 
     An edge follows its head. The head's own value comes after the granted run, whose Ray was started with another one.
     """
-    is_granted = now.run is not None and now.run.ranks is not None
-    follows = place is Place.EDGE or (place is Place.HEAD and is_granted)
+    follows = place is Place.EDGE or (place is Place.HEAD and now.run is not None and now.run.is_granted)
     return now.cluster_spec.ride_through_s if follows and now.cluster_spec is not None else configured
 
 

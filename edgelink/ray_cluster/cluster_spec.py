@@ -89,7 +89,7 @@ def edges_open_to(
     """Return whom edges answer beside head and relays; pure. ``before``: the last spec, also a former daemon's."""
     if access == "members":
         return "all"
-    if meeting.is_asked or (run is not None and run.ranks is not None):
+    if meeting.is_asked or (run is not None and run.is_granted):
         return "members"
     was_open = before is not None and before.edges_open_to != "head"
     return "members" if was_open and at_s < meeting.may_come_back_until_s else "head"

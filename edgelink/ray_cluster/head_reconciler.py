@@ -278,7 +278,7 @@ class RayHeadReconciler(RayReconciler):
             return record
         is_asked = record is not None and record.restarts != restarts
         run = self._known.run
-        if record is not None and not is_asked and run is not None and run.ranks is not None:
+        if record is not None and not is_asked and run is not None and run.is_granted:
             self._keep(record, run.holder)
             return record
         if record is not None:

@@ -24,6 +24,11 @@ class HeldRun:
     ranks: Ranks | None = None
     nodes: tuple[str, ...] = ()
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether it relies on the cluster as it is."""
+        return self.ranks is not None
+
 
 @dataclass(frozen=True)
 class Meeting:

@@ -4,73 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from edgelink.api.metrics import Sample
 from edgelink.api.server import Route, stream_route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.daemon.this_machine import ThisMachine
-from edgelink.facts.board import Board
 from edgelink.facts.part import run_part
-from edgelink.log import get_logger
 from edgelink.member.enrolment import Enrolment
-from edgelink.member.lease_follower import Occupants
 from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
-from edgelink.ray_cluster.reported_dead import REPORTED_DEAD, reported_dead
-from edgelink.reconcile import Wakeup
 from edgelink.roles.node import Node
-from edgelink.roles.session_parts import RegistrysWord
 from edgelink.runs.cluster_ray import ClusterRay
 from edgelink.runs.gang import Gang
 from edgelink.runs.heard import heard_route
 from edgelink.runs.node_list import Nodes
-from edgelink.runs.pauses import Pauses, Pausing
+from edgelink.runs.node_news import NodeNews
+from edgelink.runs.pauses import Pauses
 from edgelink.runs.ray_commands import environment_route
-from edgelink.runs.ray_occupants import RayOccupants
 from edgelink.runs.run_requests import RunRequests
 from edgelink.runs.runs import Runs
 from edgelink.telemetry.dashboard import Dashboard
-
-_NEWS_REST_S = 0.25
-
-log = get_logger("node")
-
-
-class NodeNews:
-    """Has the head look at its nodes when one of them has said something, four times a second at most.
-
-    A thousand nodes say something several times a second each, and each look is at all of them.
-    """
-
-    name = "node news"
-
-    def __init__(self, board: Board[Any], runs: Runs, clock: Clock) -> None:
-        self._news = Wakeup()
-        self._runs = runs
-        self._clock = clock
-        self._board = board
-        self._put_reported_dead = board.claim(REPORTED_DEAD, self.name)
-        self._disbelieved: set[str] = set()  # node ids: told once
-        board.read(RegistrysWord, self.name, self._news)
-        board.read(Pausing, self.name, self._news)
-
-    async def run(self) -> NoReturn:
-        while True:
-            self.look()
-            await self._clock.sleep(_NEWS_REST_S)
-            await self._news.wait(None)
-
-    def look(self) -> None:
-        """Look at all nodes now."""
-        self._runs.standing.show_nodes_ready()
-        said = self._board.select(RegistrysWord)
-        dead, disbelieved = reported_dead(said.directory, said.statuses.rows)
-        self._put_reported_dead(dead)
-        for node_id in disbelieved.keys() - self._disbelieved:
-            log.warning("node.ray_death_ignored", node_id=node_id, error=disbelieved[node_id])
-        self._disbelieved |= disbelieved.keys()
 
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
@@ -93,13 +48,10 @@ class Head(Node):
         self.ray = ray = RayHeadReconciler(self.ray_inputs())
         self.run_requests = RunRequests(runs, gang, ray, config.overlay.kind)
         self._pauses = Pauses(board=self.board, node_id=self.key.node_id, clock=clock)
-        self._news = NodeNews(self.board, runs, clock)
+        self._news = NodeNews(self.board, runs.standing, clock)
         self.exec_door = self.make_exec_door()
         self._verbs = ClusterRay(self, runs, ray)
         self.page = Dashboard(self, runs, self.nodes, ray)
-
-    def occupants(self) -> Occupants:
-        return RayOccupants(self.local_ray, self.runs)
 
     def start_more(self, tasks: asyncio.TaskGroup) -> None:
         super().start_more(tasks)

@@ -96,7 +96,7 @@ class Node(Member):
         tasks.create_task(self.exec_door.run(), name="exec")
 
     def occupants(self) -> Occupants:
-        return RayOccupants(self.local_ray)
+        return RayOccupants(self.local_ray, self.board)
 
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.ray_cluster.local_ray import LocalRay
-from edgelink.runs.runs import Runs
 
 
 class RayOccupants:
-    """See :class:`edgelink.member.lease_follower.Occupants`. ``runs``: those of the head."""
+    """See :class:`edgelink.member.lease_follower.Occupants`."""
 
-    def __init__(self, ray: LocalRay, runs: Runs | None = None) -> None:
+    def __init__(self, ray: LocalRay, board: Board[Facts]) -> None:
         self._ray = ray
-        self._runs = runs
+        self._board = board
 
     @property
     def has_ended(self) -> bool:
         return self._ray.has_ended
 
     def in_use(self) -> list[str]:
-        granted_to = None if self._runs is None else self._runs.granted_to
-        return [granted_to] if granted_to else self._ray.node.workers_in_use()
+        run = self._board.facts.run
+        return [run.holder] if run is not None and run.is_granted else self._ray.node.workers_in_use()

@@ -17,7 +17,6 @@ from edgelink.runs.ranks import could_take_part, free_ranks, keeping_addresses, 
 from edgelink.runs.run_lock import RunLock
 from edgelink.runs.without_ray import WithoutRayBook
 
-WITHOUT_RAY: Final[Fact[frozenset[str]]] = Fact("without_ray")
 RANKS: Final[Fact[Ranks]] = Fact("ranks")
 PUBLISHABLE: Final[Fact[Ranks]] = Fact("publishable")
 
@@ -77,7 +76,6 @@ class Roster:
         self._node_id = node_id
         self._lock = lock
         self._without_ray = without_ray
-        self._put_without_ray = board.claim(WITHOUT_RAY, "runs")
         self._has_ray = has_ray
         self._is_held_back = False
         board.derive(RANKS, "ranks", Candidates, partial(ranks, has_ray=has_ray))
@@ -96,11 +94,7 @@ class Roster:
         return could_take_part(self._board.facts.directory, self._ids_without_ray())
 
     def _ids_without_ray(self) -> frozenset[str]:
-        facts = self._board.facts
-        if facts.directory is None:
-            return frozenset()
-        known = self._without_ray.look(facts.statuses, facts.directory)
-        self._put_without_ray(known)
+        known = self._without_ray.look()
         return known if self._has_ray else known | {self._node_id}
 
     def look(self) -> None:
@@ -108,7 +102,7 @@ class Roster:
         self.known_labels()
         kept, now = self.ranks(), self._board.select(Candidates)
         is_held_back = False
-        if now.run is not None and now.run.ranks is not None:
+        if now.run is not None and now.run.is_granted:
             self._lock.use_ranks(kept)
             is_held_back = kept != wanted_ranks(now, has_ray=self._has_ray)
             if is_held_back and not self._is_held_back:

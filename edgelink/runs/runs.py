@@ -52,7 +52,7 @@ class Runs:
         self._clock, self._files = inputs.clock, inputs.files
         self._conditions = inputs.conditions
         self.lock = RunLock(inputs.board, inputs.paths.run_lock, self._clock, self._released, self._files)
-        without_ray = WithoutRayBook(inputs.paths.state / "without-ray.json", self._files)
+        without_ray = WithoutRayBook(inputs.board, inputs.paths.state / "without-ray.json", self._files)
         self.roster = Roster(
             inputs.board, inputs.key.node_id, self.lock, without_ray, has_ray=inputs.config.ray.enabled
         )
@@ -103,11 +103,6 @@ class Runs:
     def open_edges(self) -> None:
         """Have the edges of the run that is about to begin reach each other, until it ends."""
         self._put_meeting(Meeting(is_asked=True))
-
-    @property
-    def granted_to(self) -> str | None:
-        """Whose run relies on the cluster as it is, from its grant to its end."""
-        return None if self.lock.ranks is None else self.lock.holder
 
     def take_points(self) -> list[tuple[str, RunPoints]]:
         """What drivers said since this was last asked, by run."""
