@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from typing import Any, Final
 from edgelink.config import Config
 from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.facts.board import Fact
-from edgelink.files import private_directory, write_atomic
-from edgelink.log import get_logger, hide
+from edgelink.log import get_logger
 from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo, Envelope, Lease
 from edgelink.ray_cluster import command, environment
+from edgelink.ray_cluster.burials import DEPARTURE_S, Burials
 from edgelink.ray_cluster.cluster_spec import (
     FILE_NAME,
     Draft,
@@ -32,8 +31,9 @@ from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
 from edgelink.ray_cluster.gcs_store import FULL, GcsStore
 from edgelink.ray_cluster.held_run import Meeting, Ranks
 from edgelink.ray_cluster.helper_runner import RayTools
-from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
+from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReads, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ray_token import RayTokenFile
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.slow_agent import TOO_BUSY
@@ -42,8 +42,6 @@ from edgelink.ray_cluster.wishes import WishBook, Wishes
 from edgelink.wording import printable
 
 _WATCH_INTERVAL_S = "0.5"
-_DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
-_BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
 _ROOM_S = 1.0  # until the disk of the GCS is looked at again
 _GCS_STARTS_S = 0.2
 EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
@@ -73,8 +71,8 @@ class RayHeadReconciler(RayReconciler):
 
     def __init__(self, inputs: RayInputs) -> None:
         super().__init__(inputs)
-        self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
-        self._not_buried_s: dict[str, float] = {}  # when Ray was last told in vain
+        self._burials = Burials(inputs.clock)
+        self._token = RayTokenFile(inputs.paths.state)
         self._book = SpecBook(inputs.paths.state / FILE_NAME, inputs.key, inputs.files)
         self._state = self._board.claim_durable(STATED_CLUSTER, self.name, self._book.number)
         self.wishes = WishBook(self._board, inputs.paths.state / "ray_wishes.json")
@@ -177,7 +175,7 @@ class RayHeadReconciler(RayReconciler):
         if not self.is_enabled:
             return await self._do_without()
         tools = await self.prepare()
-        token = self._ray_token() if tools.capabilities.token_auth else None
+        token = self._token.read(self._secret_epoch) if tools.capabilities.token_auth else None
         if token is not None:
             self.ray.write_token(token, tools.user)
         self._note_environment(tools, 0, token_auth=token is not None)
@@ -186,7 +184,7 @@ class RayHeadReconciler(RayReconciler):
         self._rests_at_s = None
         record = await self._running_head(tools, lease)
         tools = await self.prepare()  # a start may have found another Ray, and made another token
-        token = self._ray_token() if tools.capabilities.token_auth else None
+        token = self._token.read(self._secret_epoch) if tools.capabilities.token_auth else None
         if record is None and not self._is_overlay_ready:
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
         if record is None:
@@ -260,7 +258,7 @@ class RayHeadReconciler(RayReconciler):
         if left_s > 0 and (others is None or others):
             waits_for = "to be told who is left" if others is None else f"for the Ray of {', '.join(others)} to end"
             self._conditions.set_false(self.condition, "RayStopping", f"{_STOPPED}; waiting {waits_for}")
-            return min(left_s, _DEPARTURE_S)
+            return min(left_s, DEPARTURE_S)
         self.left_alive = others
         return await self._rest(_STOPPED)
 
@@ -294,10 +292,10 @@ class RayHeadReconciler(RayReconciler):
         tools = self._noted(await self.ray.prepare_start())
         self._gcs.require(tools.capabilities)
         if tools.capabilities.token_auth:
-            self._renew_token()
-            self.ray.write_token(self._ray_token(), tools.user)
+            self._token.renew(self._secret_epoch)
+            self.ray.write_token(self._token.read(self._secret_epoch), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        token = self._ray_token() if tools.capabilities.token_auth else ""
+        token = self._token.read(self._secret_epoch) if tools.capabilities.token_auth else ""
         await self.ray.make_directory(sessions_in(self._config.ray.temp_dir), tools)
         store = await self._gcs.prepare(
             {
@@ -351,37 +349,6 @@ class RayHeadReconciler(RayReconciler):
             ports=command.listening_ports(config, is_head=True, has_client=has_client),
         )
 
-    def _ray_token(self) -> str:
-        """The cluster's token: kept until the network's secret is another one and Ray starts anew."""
-        path = self._paths.state / "ray_token"
-        try:
-            token = path.read_text()
-        except FileNotFoundError:
-            token = self._make_token(path)
-        hide(token)
-        return token
-
-    def _make_token(self, path: Path) -> str:
-        token = secrets.token_hex(32)
-        private_directory(path.parent)
-        write_atomic(path, token)
-        write_atomic(self._token_epoch_path, str(self._secret_epoch))
-        return token
-
-    def _renew_token(self) -> None:
-        """Before a start: who was put out of the network knows the former token. Never under a Ray that runs."""
-        try:
-            epoch = int(self._token_epoch_path.read_text())
-        except (FileNotFoundError, ValueError):
-            epoch = 1
-        if epoch < self._secret_epoch:
-            self._make_token(self._paths.state / "ray_token")
-            _log.info("ray.token_renewed", why="the network's secret was changed")
-
-    @property
-    def _token_epoch_path(self) -> Path:
-        return self._paths.state / "ray_token_epoch"
-
     def _publish_spec(self, tools: RayTools, lease: Lease, record: RayRecord, token: str | None) -> None:
         ranks = self._known.publishable
         if not any(entry.node_id == lease.node_id for entry, _ in ranks):
@@ -429,25 +396,15 @@ class RayHeadReconciler(RayReconciler):
 
     async def _bury_the_dead(self, tools: RayTools, record: RayRecord, *, token_auth: bool) -> float:
         """Tell Ray of deaths that others know of; after how many seconds to look again."""
-        now, gone = self._known, self._gone
-        ranks = [(str(entry.overlay_ip), rank) for entry, rank in now.publishable if entry.node_id not in gone]
-        put_out = {str(entry.overlay_ip) for entry, _ in now.publishable if entry.node_id in gone}
-        if not ranks:
-            return _DEPARTURE_S  # the directory has not come yet: nobody is known to have left
-        now_s = self._clock.monotonic_s()
-        strangers = departed(now.ray_members, ranks)
-        self._departed_s = {ray_id: self._departed_s.get(ray_id, now_s) for ray_id in strangers}
-        overdue = {ray_id for ray_id, since_s in self._departed_s.items() if now_s - since_s >= _DEPARTURE_S}
-        overdue |= {member.node_id for member in now.ray_members if member.alive and member.ip in put_out}
-        self._not_buried_s = {ray: at_s for ray, at_s in self._not_buried_s.items() if now_s - at_s < _BURY_AGAIN_S}
-        if whom := (known_dead(now.ray_members, now.reported_dead) | overdue) - self._not_buried_s.keys():
+        now = self._known
+        if whom := self._burials.due(now.ray_members, now.publishable, self._gone, now.reported_dead):
             arguments = [part for ray_id in sorted(whom) for part in ("--id", ray_id)]
             try:
                 await self.ray.bury(tools, *arguments, token_auth=token_auth, head=record.head)
-            except RayClusterError as error:  # not at every look: Ray's own health checks find most in some minutes
-                self._not_buried_s |= dict.fromkeys(whom, now_s)
+            except RayClusterError as error:
+                self._burials.note_failure(whom)
                 _log.warning("ray.not_buried", ray_node_ids=sorted(whom), why=str(error))
-        return _DEPARTURE_S
+        return DEPARTURE_S
 
     async def _start_watch(self) -> asyncio.subprocess.Process | None:
         record, tools = self._verified, self.ray.tools
