@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,21 @@ from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.interpreter import RayUser
-from edgelink.ray_cluster.last_words import output_files
-from edgelink.ray_cluster.record import GcsStart, RayLaunch, RayRecord
+from edgelink.ray_cluster.own_processes import (
+    GCS,
+    WORKER,
+    find_record,
+    is_ours,
+    is_running_pid,
+    program_of,
+    reap,
+    recorded_session,
+    session_of,
+    stamp_of,
+    started_at,
+    title_of,
+)
+from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.slow_agent import PORT_KEY, AgentWatch, too_busy
 from edgelink.ray_cluster.temp_dir import note_temp_dir, ray_log_directory, temp_dir_here, temp_dir_of
 from edgelink.timeouts import timeout
@@ -41,10 +54,8 @@ _NOTE_BYTES = 256
 _LAST_BYTES = 2048
 _IMPATIENT = b"The current node timed out during startup"
 _LEFT_NOTE = "already running at"  # `ray start --head` of 2.47 to 2.60
-_WORKER = "ray::"
-_GCS = "gcs_server"
 _RAYS_OWN = tuple(
-    f"{_WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
+    f"{WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
 )
 _log = get_logger("ray")
 
@@ -148,7 +159,7 @@ class RayNode:
         except TimeoutError:
             how, self._patience_s = f"did not end within {self._patience_s:g} s", min(2 * self._patience_s, _PATIENCE_S)
             await self._give_up(leader, launch, how, agent)
-        how, record = _reap(leader.pid), _find_record(leader.pid, launch)
+        how, record = reap(leader.pid), find_record(leader.pid, launch)
         self.is_slow = bool(how) and record is not None and _was_impatient(self.log_path)
         if how and not self.is_slow:
             await self._give_up(leader, launch, how, agent)
@@ -185,9 +196,9 @@ class RayNode:
                 f"Ray's GCS (pid {record.gcs.pid}) has ended, and threads of it are still there after {_KILL_S:g} s",
                 hint="what SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
             ) from None
-        _reap(record.gcs.pid)
+        reap(record.gcs.pid)
         start = record.gcs_start
-        if left := [pid for pid in self.owned_pids() if _program_of(pid) == _GCS]:
+        if left := [pid for pid in self.owned_pids() if program_of(pid) == GCS]:
             identity = identify(left[0], record.config_hash)
         else:
             if start.program != stamp_of(start.argv[0]):
@@ -241,7 +252,7 @@ class RayNode:
         Raises:
             ProcessStopError: something is still there after SIGKILL.
         """
-        known = _started_at(self.owned_pids())  # once raylet is gone, less of it can be told to be ours
+        known = started_at(self.owned_pids())  # once raylet is gone, less of it can be told to be ours
         if farewell and self.record is not None and self._is_whole:
             await signal_and_wait([self.record.raylet.pid], signal.SIGTERM, _RAYLET_TERM_S)
         for signal_number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
@@ -257,9 +268,9 @@ class RayNode:
             self._forget_address(self.record.head)
             _log.info("ray.stopped", raylet=self.record.raylet.pid)
             if self.record.gcs is not None:
-                _reap(self.record.gcs.pid)  # one that was started again is our child
+                reap(self.record.gcs.pid)  # one that was started again is our child
         if self._starting is not None:  # of a start that was given up
-            _reap(self._starting.pid)
+            reap(self._starting.pid)
             self._starting = None
         self._files.keep(self._record_path, None)
         self._set(None)
@@ -271,20 +282,20 @@ class RayNode:
         (measured). Those are still in the session that `ray start` led, which has no living leader any more.
         """
         marked = set(marked_pids_of(self.marker, self._paths.state, self.uids))
-        sessions = {session for pid in marked if (session := _session_of(pid)) and _is_ours(session, marked)}
+        sessions = {session for pid in marked if (session := session_of(pid)) and is_ours(session, marked)}
         if self.record is not None and self.record.raylet.boot_id == procfs.boot_id():
-            sessions |= _recorded_session(self.record)
+            sessions |= recorded_session(self.record)
         members = {pid for session in sessions for pid in procfs.session_members(session)}
-        return sorted(pid for pid in (marked | members) - {os.getpid()} if _is_running(pid))
+        return sorted(pid for pid in (marked | members) - {os.getpid()} if is_running_pid(pid))
 
     def workers_in_use(self) -> list[str]:
         """The workers that a driver has tasks or actors on here, as Ray titles them, such as ``ray::RolloutWorker``."""
-        titles = [_title(pid) for pid in self.owned_pids()]
-        return sorted(t for t in titles if t.startswith(_WORKER) and not t.startswith(_RAYS_OWN))
+        titles = [title_of(pid) for pid in self.owned_pids()]
+        return sorted(t for t in titles if t.startswith(WORKER) and not t.startswith(_RAYS_OWN))
 
     def _left(self, known: Mapping[int, int]) -> list[int]:
         """Of the processes that were known to be ours, and those that are found to be now, the ones still alive."""
-        still = {pid for pid, start in _started_at(known).items() if known[pid] == start}
+        still = {pid for pid, start in started_at(known).items() if known[pid] == start}
         return sorted(still | set(self.owned_pids()))
 
     def _spec(
@@ -326,7 +337,7 @@ class RayNode:
         with suppress(ProcessError):
             await signal_and_wait(procfs.session_members(leader.pid), signal.SIGKILL, _KILL_S)
             await self.stop()
-        _reap(leader.pid)
+        reap(leader.pid)
         if was_busy:
             raise too_busy(self.ray_logs)
         if _LEFT_NOTE in words:
@@ -363,118 +374,6 @@ def check_ports(wanted: Mapping[str, int]) -> None:
         )
 
 
-def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
-    """The processes that `ray start` left behind in its session."""
-    found = {}
-    for pid in procfs.session_members(session):
-        with suppress(ProcessLookupError):
-            found[_program_of(pid)] = identify(pid, launch.config_hash)
-    raylet, gcs = found.get("raylet"), found.get(_GCS)
-    pids = [part.pid for part in (raylet, gcs) if part is not None]
-    if raylet is None or (launch.is_head and gcs is None):
-        return None
-    return RayRecord(
-        session=session,
-        raylet=raylet,
-        gcs=gcs,
-        head=launch.head,
-        node_rank=launch.node_rank,
-        incarnation=launch.incarnation,
-        config_hash=launch.config_hash,
-        outputs=tuple(path for pid in pids for path in output_files(pid)),
-        restarts=launch.restarts,
-        gcs_start=_gcs_start(gcs.pid) if gcs is not None and launch.gcs_store is not None else None,
-    )
-
-
-def _gcs_start(pid: int) -> GcsStart | None:
-    """What starts this GCS again. None: it is gone already, or not ours to read."""
-    argv, env = procfs.arguments_of(pid), procfs.environment_of(pid)
-    return GcsStart(argv, env, stamp_of(argv[0])) if argv and env else None
-
-
-def stamp_of(program: str) -> str:
-    """Tell a program's file from one that has taken its place."""
-    try:
-        found = Path(program).stat()
-    except OSError:
-        return "gone"
-    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
-
-
-def _program_of(pid: int) -> str:
-    """The name of the file that a process runs; empty when the process is gone."""
-    try:
-        return Path(procfs.executable_of(pid)).name
-    except ProcessLookupError:
-        return ""
-
-
-def _recorded_session(record: RayRecord) -> set[int]:
-    """The recorded session, where it cannot be a stranger's that got its number."""
-    if any(is_alive(identity) for identity in record.identities):
-        return {record.session}
-    survivors = procfs.session_members(record.session)
-    return {record.session} if survivors and all(_is_ray_worker(pid) for pid in survivors) else set()
-
-
-def _is_ours(session: int, marked: Iterable[int]) -> bool:
-    """A session led by somebody without our mark is a terminal or a service from which somebody looks around."""
-    if session == os.getsid(0):
-        return False
-    return session in set(marked) or not _is_running(session)
-
-
-def _started_at(pids: Iterable[int]) -> dict[int, int]:
-    """The start times of those that are alive: with them a pid stands for one process only."""
-    found = {}
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            if not (stat := procfs.read_stat(pid)).is_zombie:
-                found[pid] = stat.start_ticks
-    return found
-
-
-def _is_ray_worker(pid: int) -> bool:
-    return _title(pid).startswith(_WORKER)
-
-
-def _title(pid: int) -> str:
-    """What a process calls itself, as far as its first argument goes."""
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return procfs.read_stat(pid).session
-    except ProcessLookupError:
-        return None
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return not procfs.read_stat(pid).is_zombie
-    except ProcessLookupError:
-        return False
-
-
 def _was_impatient(log: Path) -> bool:
     """Whether `ray start` failed only because its raylet was not registered within the 30 s that it waits."""
     return _IMPATIENT in output.read_end(log, max_bytes=_LAST_BYTES).rstrip().rpartition(b"\n")[2]
-
-
-def _reap(pid: int) -> str:
-    """How our child has failed; empty where it has not, or is none of ours."""
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        return ""
-    if ended is None or ended.si_status == 0:
-        return ""
-    if ended.si_code == os.CLD_EXITED:
-        return f"ended with status {ended.si_status}"
-    why = ": by the kernel, where memory was short?" if ended.si_status == signal.SIGKILL else ""
-    return f"was ended by signal {ended.si_status} ({signal.strsignal(ended.si_status)}){why}"

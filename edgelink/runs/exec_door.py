@@ -1,4 +1,4 @@
-"""Lets other nodes run programs here, and signs the requests of this node's users. See ADR 0044.
+"""Lets other nodes run programs here. See ADR 0044.
 
 Who may ask is this node's own configuration (``exec.accept``). The program runs as Ray's user, in a process that the
 daemon hands the connection to, so that a restart of the daemon ends no program.
@@ -27,8 +27,7 @@ from edgelink.api.server import Caller, Route, route, user_name
 from edgelink.api.sites import Place, listening_socket
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.duration import brief
-from edgelink.errors import ConfigError, EdgelinkError, ExitCode, RayClusterError, UntrustedError, UsageError
+from edgelink.errors import ConfigError, EdgelinkError, RayClusterError, UntrustedError, UsageError
 from edgelink.facts.board import Board
 from edgelink.files import private_directory
 from edgelink.launch import remote_channel as channel
@@ -40,7 +39,6 @@ from edgelink.launch.remote_request import (
     ExecHello,
     ExecRequest,
     accepts,
-    open_hello,
     open_request,
     ssh_host_keys,
 )
@@ -51,29 +49,21 @@ from edgelink.process.identity import marked_pids_of
 from edgelink.process.launcher import Launcher, ProcessSpec
 from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import DirectoryEntry, Envelope, Role
+from edgelink.protocol.payloads import DirectoryEntry, Envelope
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser, named_asker
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.runs.app_connections import connections
+from edgelink.runs.exec_asking import ExecAsking, network_id_of
 from edgelink.runs.ray_commands import require_ray_user
 from edgelink.timeouts import timeout
 
 _LOOK_S = 1.0
 _MOST_AT_ONCE = 64  # connections that are not a program yet
 _TAKEN_WITHIN_S = 15.0  # until the process that is to run the program has the connection
-_SILENT_S = 3.0
 _MARK = "EDGELINK_EXEC"
 _log = get_logger("exec")
-
-
-class NodePausedError(EdgelinkError):
-    """The node that was asked for does not answer at this moment."""
-
-    reason = "NodePaused"
-    retryable = True
-    exit_code = ExitCode.TRY_AGAIN
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ class Inputs:
 
 
 class ExecDoor:
-    """One node's part: it signs what its users ask of other nodes, and runs what other nodes ask of it."""
+    """One node's part: it runs what other nodes ask of it. What its users ask of others is :class:`ExecAsking`."""
 
     def __init__(
         self,
@@ -104,10 +94,10 @@ class ExecDoor:
         self._paths = paths
         self._key = key
         self._board = board
-        self._clock = clock
         self._launcher = launcher
         self._local_ray = local_ray
         self._ray = ray
+        self._asking = ExecAsking(key, board, clock, ray)
         self._outage = Outage(clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
@@ -117,9 +107,7 @@ class ExecDoor:
 
     def routes(self) -> Iterator[Route]:
         """The local API: for root and Ray's user of this machine."""
-        yield route("POST", "/exec/look", self._look)
-        yield route("POST", "/exec/sign", self._sign)
-        yield route("POST", "/exec/ssh-keys", self._ssh_keys)
+        yield from self._asking.routes()
         yield route("POST", "/exec/connections", self._connections_here)
 
     async def run(self) -> None:
@@ -215,7 +203,7 @@ class ExecDoor:
                 async with timeout(REQUEST_WITHIN_S):
                     own = PrivateKey.generate()
                     hello = ExecHello(
-                        network_id=self._network_id,
+                        network_id=network_id_of(self._board.facts),
                         node_id=self._key.node_id,
                         challenge=secrets.token_hex(32),
                         key=b64encode(bytes(own.public_key)).decode(),
@@ -351,63 +339,6 @@ class ExecDoor:
             own |= self._ray.command_environment(user.uid)
         return own
 
-    @property
-    def _network_id(self) -> str:
-        running = self._board.facts.running
-        if running is None:
-            raise UsageError("this node has not joined a network yet", hint="`edgelink status`")
-        network_id: str = running.network_id
-        return network_id
-
-    async def _look(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``POST /exec/look``: where a node is reached.
-
-        Raises:
-            UsageError: there is no such node, it is this one, or this user may not ask.
-            NodePausedError: it does not answer at this moment.
-        """
-        await require_ray_user(caller, self._ray)
-        entry = self._entry(str(body["node"]))
-        facts, now_s = self._board.facts, self._clock.monotonic_s()
-        if entry.node_id in facts.stopped:
-            raise NodePausedError(f"{entry.hostname} was switched off", hint="start it, and try again")
-        pause = facts.paused.get(entry.node_id)
-        since_s = pause.since_s if pause is not None else facts.silent.get(entry.hostname)
-        if since_s is not None and (pause is not None or now_s - since_s >= _SILENT_S):
-            raise NodePausedError(
-                f"{entry.hostname} is paused: no answer over the overlay for {brief(now_s - since_s)}",
-                hint="try again when its link is back; `edgelink nodes` shows it",
-            )
-        return {"overlay_ip": str(entry.overlay_ip), "ride_through_s": self._board.facts.ride_through_s}
-
-    async def _sign(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``POST /exec/sign``: the request that a node's hello asks for, signed.
-
-        Raises:
-            UsageError: this user may not ask.
-            UntrustedError: another node said hello.
-        """
-        await require_ray_user(caller, self._ray)
-        entry = self._entry(str(body["node"]))
-        hello = self._opened(entry, str(body["hello"]))
-        try:
-            request = ExecRequest(
-                network_id=self._network_id,
-                node_id=entry.node_id,
-                challenge=hello.challenge,
-                node_key=hello.key,
-                asker_key=body["asker_key"],
-                argv=tuple(body.get("argv", ())),
-                connections=body.get("connections"),
-                env=body.get("env", {}),
-                cwd=body.get("cwd"),
-                has_input=body.get("has_input", False),
-                asked_by=user_name(caller.uid),
-            )
-        except ValidationError as error:
-            raise UsageError(f"the request has {error.error_count()} unusable fields") from error
-        return {"request": self._key.sign(Kind.EXEC_REQUEST, request).model_dump_json(), "node_key": hello.key}
-
     async def _connections_here(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /exec/connections``: what another node is asked by a request, of this one. Raises UsageError."""
         await require_ray_user(caller, self._ray)
@@ -416,31 +347,6 @@ class ExecDoor:
         except ValidationError as error:
             raise UsageError(f"the question has {error.error_count()} unusable fields") from error
         return answer_with(await self._connections(about, caller.uid or None, user_name(caller.uid)))
-
-    async def _ssh_keys(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``POST /exec/ssh-keys``: what a node's hello says of its sshd. Raises UntrustedError, UsageError."""
-        await require_ray_user(caller, self._ray)
-        return {"ssh_keys": list(self._opened(self._entry(str(body["node"])), str(body["hello"])).ssh_keys)}
-
-    def _opened(self, entry: DirectoryEntry, hello: str) -> ExecHello:
-        try:
-            return open_hello(Envelope.model_validate_json(hello), entry, self._network_id)
-        except ValidationError as error:
-            raise UsageError(
-                f"{entry.hostname} and this node do not understand each other",
-                hint="compare `edgelink version` on both",
-            ) from error
-
-    def _entry(self, node: str) -> DirectoryEntry:
-        directory = self._board.facts.directory
-        known: list[DirectoryEntry] = [
-            each for each in (directory.entries if directory else ()) if each.node_id != self._key.node_id
-        ]
-        found = next((each for each in known if node in (each.hostname, str(each.overlay_ip))), None)
-        if found is None or found.role is Role.RELAY:
-            names = ", ".join(sorted(each.hostname for each in known if each.role is not Role.RELAY)) or "none"
-            raise UsageError(f"there is no other node {node!r} that runs programs", hint=f"other nodes are: {names}")
-        return found
 
 
 def _hand_over(runner: socket.socket, text: bytes, connection: socket.socket) -> None:
