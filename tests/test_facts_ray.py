@@ -1,4 +1,4 @@
-"""What follows for Ray from facts: who takes part, whom a run relies on, and how long an outage may be."""
+"""What follows for Ray from facts: who takes part, and how long an outage may be."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, member
 
 from edgelink.condition_table import Place
-from edgelink.facts.derive import Held, Members, Patience, ray_alive, ride_through_s, run_members
+from edgelink.facts.derive import Patience, ride_through_s
 from edgelink.protocol.payloads import Directory, DirectoryEntry
 from edgelink.ray_cluster.held_run import HeldRun
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.membership import RayMember, alive_with_rank
 from edgelink.runs.roster import Candidates, Joining, publishable, ranks
 from edgelink.testing.payloads import cluster_spec
 
@@ -39,14 +39,9 @@ def test_an_edge_follows_its_head_and_a_head_the_run_in_progress(
     assert ride_through_s(Patience(spec, run), configured=60, place=place) == expected_s
 
 
-def test_a_run_relies_on_the_nodes_that_it_was_granted() -> None:
-    assert run_members(Held(None)) == run_members(Held(WAITS)) == frozenset()
-    assert run_members(Held(GRANTED)) == {CLOUD.node_id, EDGE_1.node_id}
-
-
 def test_alive_is_who_has_a_rank() -> None:
     by_hand, former = RayMember("bad", "10.10.0.77", None, True, "laptop"), member("10.10.0.4", 2, alive=False)
-    assert ray_alive(Members((member("10.10.0.2", 0), by_hand, former))) == {"10.10.0.2"}
+    assert alive_with_rank((member("10.10.0.2", 0), by_hand, former)) == {"10.10.0.2"}
 
 
 MOVED = EDGE_1.model_copy(update={"overlay_ip": EDGE_1.overlay_ip + 100})

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address
 
 import pytest
+from head_world import member
 from registry_world import World
 
 from edgelink.config import Config
@@ -14,6 +15,7 @@ from edgelink.overlay.targets import Targets
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry, Role
+from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.testing.facts import board_with
 from edgelink.testing.payloads import cluster_spec, entry
 
@@ -47,7 +49,7 @@ def spec(*members: DirectoryEntry) -> ClusterSpec:
 def network(running: Membership | None, *entries: DirectoryEntry) -> Network:
     nobody = frozenset[str]()
     directory = Directory(network_id="n", epoch=1, entries=entries)
-    return Network(running, directory, None, nobody, nobody, nobody, nobody, nobody)
+    return Network(running, directory, None, nobody, nobody, None, nobody, ())
 
 
 def ips(*entries: DirectoryEntry) -> dict[str, IPv4Address]:
@@ -100,7 +102,7 @@ def test_the_head_counts_members_that_are_online_or_that_a_run_relies_on(
         network(memberships["cloud"], *EVERYBODY),
         cluster_spec=spec(CLOUD, EDGE_1, EDGE_2),
         online=frozenset(one.node_id for one in online),
-        run_members=frozenset(one.node_id for one in run_members),
+        run=HeldRun("pid 1", tuple((one, rank) for rank, one in enumerate(run_members))),
     )
     found = targets(now, relays_carry=True)
     assert found is not None
@@ -150,8 +152,8 @@ def test_the_head_asks_whom_ray_lists_however_many_have_lost_the_relay(membershi
     """Their daemons may be dead, or the head has started while the relay is away: each may be cut off, too."""
     others = [numbered(10 + number, f"robot-{number}") for number in range(60)]
     now = network(memberships["cloud"], RELAY, CLOUD, *others)
-    alive = frozenset(str(one.overlay_ip) for one in others[1:])
-    found = targets(replace(now, cluster_spec=spec(CLOUD, *others), ray_alive=alive), relays_carry=True)
+    alive = tuple(member(str(one.overlay_ip), rank) for rank, one in enumerate(others) if rank > 0)
+    found = targets(replace(now, cluster_spec=spec(CLOUD, *others), ray_members=alive), relays_carry=True)
     assert found is not None
     assert (found.members, found.others) == ({}, ips(*others[1:]))
     assert found.alive == found.others.keys()

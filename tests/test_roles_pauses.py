@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from head_world import CLOUD, EDGE_1, EDGE_2
+from head_world import CLOUD, EDGE_1, EDGE_2, member
 from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet
@@ -24,7 +24,7 @@ NOW_S = 100.0
 DIRECTORY = Directory(network_id="n", epoch=1, entries=(CLOUD, EDGE_1, EDGE_2))
 FINE: dict[str, Any] = {
     "directory": DIRECTORY,
-    "ray_alive": frozenset({"10.10.0.2", "10.10.0.3"}),
+    "ray_members": (member("10.10.0.2", 0), member("10.10.0.3", 1)),
     "overlay_is_up": True,
     "ways": Ways(),
     "answering": {"edge-1": 5.0},
@@ -40,7 +40,7 @@ def inputs(**other: Any) -> Inputs:
         "stopped": frozenset(),
         "is_metered": False,
         "metered": frozenset(),
-        "run_members": frozenset(),
+        "run": None,
         "own": Seen(),
     }
     return Inputs(**{**unsaid, **FINE, **other})
@@ -80,14 +80,14 @@ BEFORE = Seen({EDGE_1.node_id: Pause(60.0, "overlay and route", asked_since_s=60
         ({"answering": {}, "unheard": {"edge-1": None}, "own": BEFORE}, Pause(60.0, "echo", asked_since_s=60.0)),
         ({"own": BEFORE}, None),
         # while Ray does not list the head itself, nobody can say who is a member: who was silent is, until it answers
-        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE}, Pause(91.0, "echo", asked_since_s=96.0)),
-        ({**ECHO, "ray_alive": frozenset()}, None),
-        ({"ray_alive": frozenset(), "own": BEFORE}, None),
-        ({**ECHO, "ray_alive": frozenset(), "own": BEFORE, "stopped": ONE}, None),
+        ({**ECHO, "ray_members": (), "own": BEFORE}, Pause(91.0, "echo", asked_since_s=96.0)),
+        ({**ECHO, "ray_members": ()}, None),
+        ({"ray_members": (), "own": BEFORE}, None),
+        ({**ECHO, "ray_members": (), "own": BEFORE, "stopped": ONE}, None),
         # somebody else at its address is not it
         ({"answering": {}, "impostors": frozenset({EDGE_1.overlay_ip})}, Pause(NOW_S, "echo", asked_since_s=NOW_S)),
         # whom Ray does not list is not paused, nor who was switched off
-        ({**ECHO, "ray_alive": frozenset({"10.10.0.2"})}, None),
+        ({**ECHO, "ray_members": (member("10.10.0.2", 0),)}, None),
         ({**ECHO, "stopped": ONE}, None),
     ],
 )
@@ -156,8 +156,8 @@ async def test_a_pause_that_was_told_lasts_as_long_as_the_silence() -> None:
     ("ends", "event"),
     [
         ({"answering": {"edge-1": 140.0}, "unheard": {}}, "answers_again"),
-        ({"answering": {"edge-1": 140.0}, "unheard": {}, "ray_alive": frozenset()}, "answers_again"),
-        ({"ray_alive": frozenset({"10.10.0.2"})}, "given_up"),
+        ({"answering": {"edge-1": 140.0}, "unheard": {}, "ray_members": ()}, "answers_again"),
+        ({"ray_members": (member("10.10.0.2", 0),)}, "given_up"),
         ({"stopped": ONE}, "stopped"),
         ({"directory": Directory(network_id="n", epoch=2, entries=(CLOUD,))}, "left"),
     ],

@@ -39,7 +39,7 @@ from edgelink.protocol.payloads import (
     Role,
 )
 from edgelink.ray_cluster.held_run import HeldRun
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.membership import RayMember, alive_with_rank
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 
@@ -48,8 +48,6 @@ OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
 EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
 OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
 EASYTIER_AS_WANTED: Final[Fact[bool | None]] = Fact("easytier_as_wanted")
-RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
-RAY_ALIVE: Final[Fact[frozenset[str]]] = Fact("ray_alive")
 RIDE_THROUGH_S: Final[Fact[int]] = Fact("ride_through_s")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
 PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
@@ -89,8 +87,6 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 def derive_peers(board: Board[Facts], config: Config) -> None:
     """Have the board of a node that asks others derive whom it asks, and whether enough of them answer."""
     relays_carry = config.overlay.kind == "easytier"
-    board.derive(RUN_MEMBERS, "run in progress", Held, run_members)
-    board.derive(RAY_ALIVE, "Ray's list", Members, ray_alive)
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
     board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
     board.derive(BROKER_AWAY, "session with the broker", Broker, broker_away)
@@ -222,30 +218,6 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The facts that :func:`run_members` depends on."""
-
-    run: HeldRun | None
-
-
-def run_members(now: Held) -> frozenset[str]:
-    """Return the node ids of the nodes that the granted run relies on."""
-    return frozenset(entry.node_id for entry, _ in (now.run and now.run.ranks) or ())
-
-
-@dataclass(frozen=True)
-class Members:
-    """The facts that :func:`ray_alive` depends on."""
-
-    ray_members: tuple[RayMember, ...]
-
-
-def ray_alive(now: Members) -> frozenset[str]:
-    """Return the overlay addresses of the nodes that Ray lists as alive with a rank."""
-    return frozenset(member.ip for member in now.ray_members if member.alive and member.rank is not None)
-
-
-@dataclass(frozen=True)
 class Patience:
     """The facts that :func:`ride_through_s` depends on, besides the configuration."""
 
@@ -271,9 +243,9 @@ class Network:
     cluster_spec: ClusterSpec | None
     online: frozenset[str]
     metered: frozenset[str]
-    run_members: frozenset[str]
+    run: HeldRun | None
     without_ray: frozenset[str]
-    ray_alive: frozenset[str]
+    ray_members: tuple[RayMember, ...]
 
 
 def targets(now: Network, *, relays_carry: bool) -> Targets | None:
@@ -295,7 +267,8 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     lease = now.running.lease
     spec = now.cluster_spec
     members = {member.node_id for member in spec.members} if spec else set()
-    counted = (members | now.without_ray) & (now.online | now.run_members) if lease.role is Role.HEAD else set()
+    relied_on = now.run.node_ids if now.run is not None else frozenset()
+    counted = (members | now.without_ray) & (now.online | relied_on) if lease.role is Role.HEAD else set()
     entries = [entry for entry in now.directory.entries if entry.node_id != lease.node_id]
     needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
     relays = {entry.hostname: entry.overlay_ip for entry in entries if entry.is_relay and relays_carry}
@@ -303,7 +276,8 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *missed}]
     if len(now.directory.entries) > MOST_PAIRS:
         others = [entry for entry in others if entry.node_id in members]
-    alive = frozenset(entry.hostname for entry in entries if str(entry.overlay_ip) in now.ray_alive)
+    in_ray = alive_with_rank(now.ray_members)
+    alive = frozenset(entry.hostname for entry in entries if str(entry.overlay_ip) in in_ray)
     few = others if len(others) <= MOST_PAIRS else [entry for entry in others if entry.hostname in alive]
     metered = frozenset(entry.hostname for entry in entries if entry.node_id in now.metered)
     identities = {

@@ -64,7 +64,6 @@ class Facts:
         metered: node ids of the nodes that pay for each byte.
         run: the run that holds the lock; on the head only.
         meeting: why the edges may have to reach each other although no run is granted; on the head only.
-        run_members: node ids of the nodes that the granted run relies on; on the head only. Derived.
         ride_through_s: how long an outage may be without costing a node, as far as this daemon knows. Derived.
         without_ray: node ids of the nodes that have no Ray by their own configuration; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
@@ -75,7 +74,6 @@ class Facts:
         ranks: the nodes that take part in Ray, with their ranks; on the head only. Derived.
         publishable: those of them that are to join Ray now, as nobody else has their rank; on the head only. Derived.
         ray_members: the nodes of Ray as Ray listed them last; on the head only.
-        ray_alive: overlay addresses of the nodes that Ray lists as alive with a rank; on the head only. Derived.
         reported_dead: overlay address and Ray's id of every Ray whose end its node has stated; on the head only.
         paused: node id of each node that is alive in Ray and does not answer; on the head only.
         proven: hostname of each node whose last answer over the overlay proved who it is.
@@ -150,7 +148,6 @@ class Facts:
     metered: frozenset[str] = frozenset()
     run: HeldRun | None = None
     meeting: Meeting = field(default_factory=Meeting)
-    run_members: frozenset[str] = frozenset()
     ride_through_s: int = DEFAULT_RIDE_THROUGH_S
     without_ray: frozenset[str] = frozenset()
     targets: Targets | None = None
@@ -160,7 +157,6 @@ class Facts:
     ranks: Ranks = ()
     publishable: Ranks = ()
     ray_members: tuple[RayMember, ...] = ()
-    ray_alive: frozenset[str] = frozenset()
     reported_dead: frozenset[tuple[str, str]] = frozenset()
     paused: Mapping[str, Pause] = field(default_factory=dict)
     proven: frozenset[str] = frozenset()

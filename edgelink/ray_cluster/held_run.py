@@ -29,6 +29,11 @@ class HeldRun:
         """Whether it relies on the cluster as it is."""
         return self.ranks is not None
 
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """The nodes that it relies on."""
+        return frozenset(entry.node_id for entry, _ in self.ranks or ())
+
 
 @dataclass(frozen=True)
 class Meeting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,6 +56,11 @@ def parse_members(line: str | bytes) -> tuple[RayMember, ...]:
         return tuple(RayMember.from_dict(values) for values in json.loads(line))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a list of Ray nodes: {error}") from error
+
+
+def alive_with_rank(members: Iterable[RayMember]) -> frozenset[str]:
+    """Return the overlay addresses of those that are alive with a rank; pure."""
+    return frozenset(member.ip for member in members if member.alive and member.rank is not None)
 
 
 def known_dead(members: Sequence[RayMember], reported: Collection[tuple[str, str]]) -> set[str]:

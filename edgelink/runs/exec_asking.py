@@ -16,7 +16,8 @@ from edgelink.facts.facts import Facts
 from edgelink.launch.remote_request import ExecHello, ExecRequest, open_hello
 from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.payloads import DirectoryEntry, Envelope, Role
-from edgelink.runs.ray_commands import RayAccess, require_ray_user
+from edgelink.ray_cluster.ray_reconciler import RayReconciler
+from edgelink.runs.ray_commands import require_ray_user
 
 _SILENT_S = 3.0
 
@@ -39,7 +40,7 @@ def network_id_of(facts: Facts) -> str:
 class ExecAsking:
     """One node's users, who ask other nodes."""
 
-    def __init__(self, key: NodeKey, board: Board[Facts], clock: Clock, ray: RayAccess) -> None:
+    def __init__(self, key: NodeKey, board: Board[Facts], clock: Clock, ray: RayReconciler) -> None:
         self._key = key
         self._board = board
         self._clock = clock

@@ -22,7 +22,8 @@ from edgelink.log import get_logger
 from edgelink.overlay.peers_known import METERED
 from edgelink.overlay.ways import Ways
 from edgelink.protocol.payloads import Directory, DirectoryEntry
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.held_run import HeldRun
+from edgelink.ray_cluster.membership import RayMember, alive_with_rank
 from edgelink.ray_cluster.pause import Pause
 
 PAUSED: Final[Fact[Mapping[str, Pause]]] = Fact("paused")
@@ -60,7 +61,7 @@ class Inputs:
     """What decides who is paused."""
 
     directory: Directory | None
-    ray_alive: frozenset[str]
+    ray_members: tuple[RayMember, ...]
     overlay_is_up: bool
     ways: Ways
     answering: Mapping[str, float]
@@ -71,7 +72,7 @@ class Inputs:
     stopped: frozenset[str]
     is_metered: bool
     metered: frozenset[str]
-    run_members: frozenset[str]
+    run: HeldRun | None
     own: Seen
 
 
@@ -126,7 +127,7 @@ class Pauses(Part[Inputs, Tell]):
             log.warning("runs.node_paused", **told(node_id, pause), told_by=pause.told_by)
         for node_id in before.paused.keys() - self.own.paused.keys():
             pause, ending = before.paused[node_id], _ending(entries.get(node_id), now)
-            after, run_waited = brief(now_s - pause.since_s), node_id in now.run_members
+            after, run_waited = brief(now_s - pause.since_s), now.run is not None and node_id in now.run.node_ids
             log.info(f"runs.node_{ending}", **told(node_id, pause), after=after, run_waited=run_waited)
 
 
@@ -136,7 +137,7 @@ def _ending(entry: DirectoryEntry | None, now: Inputs) -> str:
         return "left"
     if entry.node_id in now.stopped:
         return "stopped"
-    is_back = entry.hostname in now.answering or str(entry.overlay_ip) in now.ray_alive
+    is_back = entry.hostname in now.answering or str(entry.overlay_ip) in alive_with_rank(now.ray_members)
     return "answers_again" if is_back else "given_up"
 
 
@@ -147,10 +148,11 @@ def silent_members(now: Inputs, own_id: str, at_s: float) -> dict[str, Pause]:
     does not list the head itself, nobody can say who is a member: who was silent is until it answers.
     """
     found, entries = dict[str, Pause](), now.directory.entries if now.directory is not None else ()
-    is_ray_known = any(entry.node_id == own_id and str(entry.overlay_ip) in now.ray_alive for entry in entries)
+    alive = alive_with_rank(now.ray_members)
+    is_ray_known = any(entry.node_id == own_id and str(entry.overlay_ip) in alive for entry in entries)
     for entry in entries:
         node_id, known = entry.node_id, now.own.silences.get(entry.node_id)
-        is_member = str(entry.overlay_ip) in now.ray_alive if is_ray_known else known is not None
+        is_member = str(entry.overlay_ip) in alive if is_ray_known else known is not None
         if node_id == own_id or node_id in now.stopped or not is_member:
             continue
         says = {

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from edgelink.api.server import Caller, Route, route
+from edgelink.ray_cluster.ray_reconciler import RayReconciler
 
 
-class RayAccess(Protocol):
-    """What of a node's Ray its users need."""
-
-    @property
-    def user_uid(self) -> int:
-        """The user that Ray runs as: next to root, the one who may talk to it."""
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether this node has a Ray, by its configuration."""
-
-    async def prepare(self) -> object:
-        """Find that user; raises ConfigError or MissingDependencyError."""
-
-    def program_environment(self, uid: int) -> dict[str, str]:
-        """Variables for a program of that user that needs no Ray."""
-
-    def command_environment(self, uid: int) -> dict[str, str]:
-        """Variables for Ray's own commands, run by that user; raises RayClusterError while Ray is not joined."""
-
-
-async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
+async def require_ray_user(caller: Caller, ray: RayReconciler) -> None:
     """Refuse everyone but root and the user that Ray runs as, also in a daemon's first moments.
 
     Raises:
@@ -40,7 +20,7 @@ async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
     caller.require(ray.user_uid)
 
 
-def environment_route(ray: RayAccess) -> Route:
+def environment_route(ray: RayReconciler) -> Route:
     """``GET /environment``: answer to root and to Ray's user."""
 
     async def environment(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:

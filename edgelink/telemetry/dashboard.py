@@ -28,12 +28,13 @@ from edgelink.errors import EdgelinkError
 from edgelink.facts.derive import Observed
 from edgelink.log import get_logger
 from edgelink.process.hosts_file import DOMAIN
+from edgelink.ray_cluster.ray_reconciler import RayReconciler
 from edgelink.reconcile import Wakeup
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.roles.session_parts import RegistrysWord
 from edgelink.runs.node_list import Nodes
 from edgelink.runs.pauses import Pausing
-from edgelink.runs.ray_commands import RayAccess, require_ray_user
+from edgelink.runs.ray_commands import require_ray_user
 from edgelink.runs.runs import Runs
 from edgelink.telemetry.dashboard_view import View
 from edgelink.telemetry.recorder import noted
@@ -69,7 +70,7 @@ class PageNotServedError(EdgelinkError):
 class Dashboard:
     """Everything behind the page; :meth:`run` for the daemon's life."""
 
-    def __init__(self, node: Node, runs: Runs, nodes: Nodes, ray: RayAccess) -> None:
+    def __init__(self, node: Node, runs: Runs, nodes: Nodes, ray: RayReconciler) -> None:
         self.feed = Feed()
         self.history = History()
         self.logins = Logins(node.paths.web_key, node.clock)
