@@ -13,7 +13,7 @@ from edgelink.log import get_logger
 from edgelink.protocol.keys import Kind
 from edgelink.protocol.payloads import Directory, NodeStatus, RayDeath
 from edgelink.protocol.words import word_of
-from edgelink.ray_cluster.held_run import HeldRun
+from edgelink.ray_cluster.held_run import Ranks
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.reconcile import Wakeup
@@ -34,7 +34,7 @@ class News:
     stopped: frozenset[str]
     ray_members: tuple[RayMember, ...]
     paused: Mapping[str, Pause]
-    run: HeldRun | None
+    ranks: Ranks
 
 
 class NodeNews:
