@@ -16,6 +16,8 @@ import seized_broker
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
 from edgelink.errors import RegistryUnavailableError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.payloads import (
     ClusterSpec,
@@ -38,7 +40,8 @@ from edgelink.relay.rotation import Step
 from edgelink.relay.rotations import RotationRequest
 from edgelink.telemetry.report_exchange import ReportExchange
 from edgelink.testing import payloads
-from edgelink.testing.registry_client import LoneClient
+from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import ADMITTED, LoneClient
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -58,8 +61,9 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
     head, edge, other = await relay.join("cloud", Role.HEAD), await relay.join("edge-1"), await relay.join("edge-2")
     old_directory = relay.authority.directory()
     spec = cluster_spec(relay, head, 1, edge)
-    reports = reports_of(edge, relay)
-    edge.client = LoneClient(edge.membership, edge.key, CLOCK, reports=reports)
+    board = board_with(membership=edge.membership, admission=ADMITTED)
+    reports = reports_of(board, edge, relay)
+    edge.client = LoneClient(edge.membership, edge.key, CLOCK, board=board, reports=reports)
     async with head.running(), edge.running():
         head.client.publish_cluster(head.key.sign(Kind.CLUSTER_SPEC, spec))
         await soon(lambda: edge.client.cluster_spec == spec)
@@ -182,12 +186,11 @@ def cluster_spec(relay: Relay, head: Node, epoch: int, edge: Node) -> ClusterSpe
     return payloads.cluster_spec(head.membership.lease, head.membership.lease, edge.membership.lease, **known)
 
 
-def reports_of(node: Node, relay: Relay) -> ReportExchange:
+def reports_of(board: Board[Facts], node: Node, relay: Relay) -> ReportExchange:
     return ReportExchange(
         key=node.key,
         network_id=relay.keys.network_id,
-        directory=lambda: node.client.directory,
-        collect=lambda _since_s: dict,
+        board=board,
         send=lambda _topic, _payload: None,
         clock=CLOCK,
     )

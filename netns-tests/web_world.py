@@ -32,7 +32,7 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Status
 from edgelink.protocol.payloads import ConditionReport
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
-from edgelink.roles.node import READY_CONDITIONS
+from edgelink.telemetry.dashboard import READY_CONDITIONS
 
 _LIFE = {
     "Leased": ("Leased", "{name} holds {ip}{rank}"),

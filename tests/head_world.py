@@ -14,6 +14,7 @@ from typing import Any
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.daemon import head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Table
 from edgelink.protocol.payloads import Directory, DirectoryEntry, NodeStatus
@@ -21,7 +22,6 @@ from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.roles import head
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry
@@ -44,28 +44,28 @@ class Head:
         self.node = head.Head(config or Config(), paths, self.clock, ThisMachine(), None)
         self.runs, self.requests = self.node.runs, self.node.run_requests
         self.node.ray.driver_grant = lambda _uid: {}  # type: ignore[method-assign]
-        self.node.local_ray.prepare = self._prepare  # type: ignore[method-assign]
-        self.own = CLOUD.model_copy(update={"node_id": self.node.key.node_id})
+        self.node.inputs.ray.prepare = self._prepare  # type: ignore[method-assign]
+        self.own = CLOUD.model_copy(update={"node_id": self.node.member.key.node_id})
         self.statuses: dict[str, NodeStatus] = {}
-        give(self.node.board, statuses=Table(self.statuses, revision=1))
+        give(self.node.base.board, statuses=Table(self.statuses, revision=1))
 
     async def _prepare(self) -> RayTools:
-        self.node.local_ray.tools = TOOLS
+        self.node.inputs.ray.tools = TOOLS
         return TOOLS
 
     def enrol(self, *entries: DirectoryEntry) -> None:
-        give(self.node.board, directory=Directory(network_id="n", epoch=1, entries=entries))
+        give(self.node.base.board, directory=Directory(network_id="n", epoch=1, entries=entries))
         self.runs.standing.show_nodes_ready()
 
     @property
     def granted(self) -> bool:
         """Whether a run relies on the cluster."""
-        run = self.node.board.facts.run
+        run = self.node.base.board.facts.run
         return run is not None and run.is_granted
 
     def lists(self, members: Sequence[RayMember]) -> None:
         """Ray lists these."""
-        give(self.node.board, ray_members=tuple(members))
+        give(self.node.base.board, ray_members=tuple(members))
         self.runs.standing.show_nodes_ready()
 
     def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Head:
         return {entry.hostname: rank for entry, rank in self.runs.roster.ranks()}
 
     def nodes_ready(self) -> str:
-        return self.node.conditions.get("NodesReady").reason
+        return self.node.base.conditions.get("NodesReady").reason
 
 
 def member(ip: str, rank: int, *, alive: bool = True, accelerators: int = 0) -> RayMember:

@@ -34,20 +34,21 @@ from sim_machine import Machine, World, here
 
 from edgelink.conditions import Condition, Status
 from edgelink.config import Config, Paths
+from edgelink.daemon.additional_relay import AdditionalRelay
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
+from edgelink.daemon.own_registry import OwnRegistry
+from edgelink.daemon.relay import Relay
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts, contradictions
 from edgelink.member.enrolment import Enrolment
 from edgelink.member.join import join
+from edgelink.member.registry_client import RegistryClient
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import Role
 from edgelink.protocol.token import Token
 from edgelink.relay.relay_addresses import relay_addresses
-from edgelink.roles.additional_relay import AdditionalRelay
-from edgelink.roles.bootstrap import Relay
-from edgelink.roles.edge import Edge
-from edgelink.roles.head import Head
-from edgelink.roles.node import Node
 from edgelink.testing.virtual_time import LoopClock, VirtualLoop, run
 
 RELAY_ADDRESS, SECOND_ADDRESS = "203.0.113.5", "203.0.113.6"
@@ -55,7 +56,7 @@ BROKER_PORT = 8883
 _LOOK_S = 0.05
 _READY_S = 60.0  # from the start of all daemons, or the end of what is wrong
 
-Daemon = Relay | AdditionalRelay | Node
+Daemon = Relay | AdditionalRelay | Head | Edge
 Story = Callable[["Sim"], Coroutine[Any, Any, None]]
 
 
@@ -218,19 +219,29 @@ class Box:
         self._wrong: list[str] = []
 
     @property
-    def relay(self) -> Relay:
+    def relay(self) -> OwnRegistry:
         assert isinstance(self.daemon, Relay)
+        return self.daemon.own
+
+    @property
+    def node(self) -> Head | Edge:
+        assert isinstance(self.daemon, Head | Edge)
         return self.daemon
 
     @property
-    def node(self) -> Node:
-        assert isinstance(self.daemon, Node)
-        return self.daemon
+    def registry(self) -> RegistryClient:
+        """The node's session with the registry."""
+        assert self.node.member.joined is not None
+        return self.node.member.joined.registry
+
+    @property
+    def board(self) -> Board[Facts]:
+        assert self.daemon is not None
+        return self.daemon.base.board
 
     @property
     def facts(self) -> Facts:
-        assert self.daemon is not None
-        return self.daemon.board.facts
+        return self.board.facts
 
     @property
     def membership(self) -> Membership:
@@ -260,7 +271,7 @@ class Box:
         context = copy_context()
         context.run(here.set, self.machine)
         self.daemon = context.run(self._made)
-        self._watch(self.daemon.board)
+        self._watch(self.daemon.base.board)
         self._task = asyncio.create_task(self._live(self.daemon), name=self.name, context=context)
 
     def _made(self) -> Daemon:
@@ -306,10 +317,10 @@ class Box:
             await self._task
         for program in self.machine.waiting:
             program.hang_up()
-        for held in (self.daemon.parts.overlay, self.daemon.parts.echo):
+        for held in (self.daemon.overlay.overlay, self.daemon.overlay.echo):
             held._ownership.release()  # the kernel frees the locks of the dead
-        if (store := vars(self.daemon).get("store")) is not None and isinstance(self.daemon, Relay):
-            store.close()  # it had come so far
+        if isinstance(self.daemon, Relay) and "own" in vars(self.daemon):  # it had come so far
+            self.daemon.own.store.close()
 
     async def ends(self, within_s: float) -> Exception:
         """With what its daemon ends by itself; it is known then."""
@@ -324,7 +335,7 @@ class Box:
 
     def condition(self, kind: str) -> Condition:
         assert self.daemon is not None
-        return self.daemon.conditions.get(kind)
+        return self.daemon.base.conditions.get(kind)
 
     def has(self, kind: str, reason: str | None = None) -> Callable[[], bool]:
         """Whether the condition is True, or, with ``reason``, whatever it is, for that reason."""
@@ -336,7 +347,7 @@ class Box:
         return holds
 
     def is_ready(self) -> bool:
-        return self.daemon is not None and self.daemon.conditions.is_ready
+        return self.daemon is not None and self.daemon.base.conditions.is_ready
 
     async def told(self, method: str, path: str, **body: Any) -> list[dict[str, Any]]:
         """All that its daemon answers over its socket to what `edgelink` asks there."""
@@ -366,7 +377,9 @@ class Box:
         if self.daemon is None:
             return f"{self.name}: not started"
         ended = f" ended with {self._failure!r}" if self._failure else "" if self.is_alive else " ended"
-        unmet = [f"{c.type} {c.reason}: {c.message}" for c in self.daemon.conditions if c.status is not Status.TRUE]
+        unmet = [
+            f"{c.type} {c.reason}: {c.message}" for c in self.daemon.base.conditions if c.status is not Status.TRUE
+        ]
         return "\n  ".join([f"{self.name}{ended}", *unmet])
 
 

@@ -12,7 +12,6 @@ from edgelink.api.server import Caller
 from edgelink.errors import ExitCode, UsageError
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import Role
-from edgelink.relay.registry_routes import RegistryRoutes
 
 
 async def test_a_rule_is_made_shown_and_taken_away(relay: Relay, words: Words) -> None:
@@ -124,5 +123,5 @@ async def test_a_local_user_opens_and_learns_nothing(relay: Relay, route: str) -
     """A map of what is open where is for root."""
     body = {"target": "all", "ports": "tcp/22", "sources": ["all"]}
     with refuses(UsageError, reason="PermissionDenied"):
-        await getattr(RegistryRoutes(relay), route)(Caller(1, os.geteuid() + 4711, 4711), body)
+        await getattr(relay.routes, route)(Caller(1, os.geteuid() + 4711, 4711), body)
     assert relay.authority.access.all() == []

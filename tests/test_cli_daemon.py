@@ -56,8 +56,8 @@ def test_a_relay_that_has_joined_needs_its_token_no_more(
     if token is not None:
         file.write_text(token)
     monkeypatch.setattr("edgelink.cli.daemon.prepare", lambda *_, **__: (Config(), Paths(tmp_path, tmp_path)))
-    monkeypatch.setattr("edgelink.roles.additional_relay.is_additional_relay", lambda _paths: has_joined)
-    monkeypatch.setattr("edgelink.roles.bootstrap.run_bootstrap", lambda *arguments: arguments[-1])
+    monkeypatch.setattr("edgelink.daemon.relays.is_additional_relay", lambda _paths: has_joined)
+    monkeypatch.setattr("edgelink.daemon.relays.run_relay", lambda *arguments: arguments[-1])
     monkeypatch.setattr("edgelink.cli.daemon_threads.run_daemon", ran.append)
     done = CliRunner().invoke(command, ["--join", "--token-file", str(file)], standalone_mode=False)
     assert ran == ([None] if has_joined else [])

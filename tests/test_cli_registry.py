@@ -55,6 +55,9 @@ class Relay:
             clock=self.clock,
         )
         self.registry._board = self.heard
+        self.routes = RegistryRoutes(
+            self.board, self.key.node_id, self.store, self.authority, self.registry, self.clock
+        )
         self.registry.refresh = self._refresh  # type: ignore[method-assign]
 
     async def _refresh(self) -> None:
@@ -87,7 +90,7 @@ async def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     relay = Relay(paths)
     api = LocalApi(paths.bootstrap_socket)
     with capture_logs():  # the daemon's, which would be among what the commands print
-        async with api.serving(RegistryRoutes(relay).routes()):
+        async with api.serving(relay.routes.routes()):
             yield relay
     relay.store.close()
 

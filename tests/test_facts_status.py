@@ -16,6 +16,7 @@ from edgelink.config import Config
 from edgelink.errors import NoRelayError, RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_status
 from edgelink.member.registry_client import Session
+from edgelink.member.session_parts import OwnStatus, StatusTeller, Tell
 from edgelink.overlay.openings import Opening
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
@@ -23,7 +24,6 @@ from edgelink.protocol.payloads import ConditionReport, NodeStatus, RayDeath, Ro
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.relay.lease_changes import LeaseChange
-from edgelink.roles.session_parts import OwnStatus, StatusTeller, Tell
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import board_with, settle
 

@@ -22,13 +22,12 @@ from edgelink.api.metrics_server import MetricsServer
 from edgelink.api.sites import LOOPBACK, Place
 from edgelink.config import Config, Paths
 from edgelink.config.load import override
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError
 from edgelink.overlay.path_watch import Way
 from edgelink.overlay.peers import Peers
-from edgelink.roles.edge import Edge
-from edgelink.roles.head import Head
-from edgelink.roles.node import Node
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 
@@ -67,7 +66,7 @@ def read_samples(samples: Iterable[Sample]) -> dict[tuple[str, tuple[tuple[str, 
     return read(exposition(samples))
 
 
-def edge(tmp_path: Path, config: Config | None = None) -> Node:
+def edge(tmp_path: Path, config: Config | None = None) -> Edge:
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     return Edge(config or Config(), paths, FakeClock(), ThisMachine(), None)
 
@@ -108,13 +107,13 @@ async def test_what_a_node_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async def ways() -> list[dict[str, Any]]:
         return [way("relay"), way("edge-2")]
 
-    monkeypatch.setattr(node.parts, "ways", ways)
+    monkeypatch.setattr(node.overlay, "ways", ways)
     monkeypatch.setattr(Peers, "rtt_ms", {"relay": 12.5})
-    node.peers.asked.update({"relay": 10, "cloud": 4})
-    node.peers.lost["cloud"] = 4
-    node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
-    node.conditions.set_true("Leased", "Leased", "it holds 10.10.0.3")
-    found = read_samples(await node.metrics.samples())
+    node.member.peers.asked.update({"relay": 10, "cloud": 4})
+    node.member.peers.lost["cloud"] = 4
+    node.base.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
+    node.base.conditions.set_true("Leased", "Leased", "it holds 10.10.0.3")
+    found = read_samples(await node.observation.metrics.samples())
     assert found["edgelink_ready", ()] == 0
     assert found["edgelink_condition", (("reason", "DeviceMissing"), ("type", "OverlayUp"))] == 0
     assert found["edgelink_condition", (("reason", "Leased"), ("type", "Leased"))] == 1
@@ -138,15 +137,15 @@ async def test_who_takes_the_relays_name_does_not_take_its_series(
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     node = Head(Config(), paths, FakeClock(), ThisMachine(), None)
     relay, robot, stranger = (IPv4Address(f"10.10.0.{number}") for number in (1, 3, 9))
-    give(node.board, holders={relay: "relay", robot: "edge-2"})
+    give(node.base.board, holders={relay: "relay", robot: "edge-2"})
 
     async def latest() -> list[Way]:
         liars = [Way("relay", address, "relayed", None, None, None) for address in (stranger, robot)]
         return [*liars, Way("relay", relay, "direct", None, "tcp", 12.5)]
 
-    monkeypatch.setattr(node.parts._paths, "latest", latest)
-    assert [told["hostname"] for told in await node.parts.ways()] == ["10.10.0.9", "edge-2", "relay"]
-    found = read_samples(await node.metrics.samples())
+    monkeypatch.setattr(node.overlay._paths, "latest", latest)
+    assert [told["hostname"] for told in await node.overlay.ways()] == ["10.10.0.9", "edge-2", "relay"]
+    found = read_samples(await node.observation.metrics.samples())
     assert found["edgelink_path_latency_seconds", (("peer", "relay"),)] == 0.0125
 
 
@@ -290,7 +289,7 @@ async def test_a_node_serves_on_loopback_unless_it_is_told_otherwise(tmp_path: P
     """On the overlay only while its device is confirmed."""
     for listen, expected in (("loopback", [Place(LOOPBACK)]), ("nowhere", []), ("overlay", [Place(LOOPBACK)])):
         config = override(Config(), {"metrics": {"listen": listen}})
-        assert await edge(tmp_path, config=config).metrics.places() == expected
+        assert await edge(tmp_path, config=config).observation.metrics.places() == expected
 
 
 def test_somebody_elses_overlay_gets_no_metrics() -> None:

@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
+from edgelink.daemon.edge import Edge
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import RegistryUnavailableError
 from edgelink.outage import Outage
 from edgelink.protocol.keys import NodeKey
 from edgelink.reconcile import Wakeup, run_reconciler
-from edgelink.roles.edge import Edge
-from edgelink.roles.node import READY_CONDITIONS
+from edgelink.telemetry.dashboard import READY_CONDITIONS
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.registry_client import LoneClient
 
@@ -142,7 +142,7 @@ def node(directory: Path, clock: FakeClock) -> Edge:
 async def test_a_condition_that_wavers_is_logged_once_a_reason(tmp_path: Path) -> None:
     """Its message may change with every look, and its reason go back and forth."""
     clock = FakeClock()
-    conditions = node(tmp_path, clock).conditions
+    conditions = node(tmp_path, clock).base.conditions
     conditions.set_true("PeersReachable", "Reachable", "answering: relay")
     with capture_logs() as logs:
         for second in range(600):
@@ -175,13 +175,13 @@ async def test_a_degraded_node_says_what_goes_on_and_what_waits(
 ) -> None:
     """A relay that is away does not stop training, and the status says so."""
     daemon = node(tmp_path, FakeClock())
-    assert daemon.status()["impact"] is None
+    assert daemon.observation.status()["impact"] is None
     for kind in READY_CONDITIONS:
-        daemon.conditions.set_true(kind, "Fine", "fine")
-    assert daemon.status()["impact"] is None
+        daemon.base.conditions.set_true(kind, "Fine", "fine")
+    assert daemon.observation.status()["impact"] is None
     for kind in down:
-        daemon.conditions.set(kind, Status.FALSE, "Away", "away")
-    told = daemon.status()
+        daemon.base.conditions.set(kind, Status.FALSE, "Away", "away")
+    told = daemon.observation.status()
     assert told["phase"] == "Degraded"
     assert goes_on <= set(told["impact"]["goes_on"])
     assert set(told["impact"]["waits"]) == waits

@@ -77,7 +77,7 @@ async def test_a_run_is_granted_once_its_edges_are_open_to_each_other(head: Head
         while says(head) == "head":
             waiting = await first(events, "waiting")
         assert waiting["notes"] == [], "nobody wonders yet"
-        give(head.node.board, cluster_spec=MEET)
+        give(head.node.base.board, cluster_spec=MEET)
         await head.clock.advance(2.0)
         waiting = await first(events, "waiting")
         assert [note.partition(" ")[0] for note in waiting["notes"]] == ["edge-1", "edge-2"]
@@ -89,7 +89,7 @@ async def test_a_run_is_granted_once_its_edges_are_open_to_each_other(head: Head
 
 async def test_a_run_whose_edges_do_not_open_is_refused_by_name(head: Head) -> None:
     """And leaves nothing open behind it."""
-    give(head.node.board, cluster_spec=MEET)
+    give(head.node.base.board, cluster_spec=MEET)
     head.statuses[EDGE_1.node_id] = follows(EDGE_1, 7)
     with pytest.raises(DeadlineError) as caught:
         async for _ in head.run(timeout_s=5.0):
@@ -102,14 +102,14 @@ async def test_a_run_whose_edges_do_not_open_is_refused_by_name(head: Head) -> N
 
 async def test_a_daemon_that_is_restarted_under_a_run_closes_nothing(head: Head) -> None:
     """It knows of the run, or gives its caller the time to come back; a run that has ended closes at once."""
-    give(head.node.board, cluster_spec=MEET)
+    give(head.node.base.board, cluster_spec=MEET)
     head.statuses.update({each.node_id: follows(each, 7) for each in (EDGE_1, EDGE_2)})
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        successor = begun(head.node.paths.state.parent, head.clock)
+        successor = begun(head.node.base.paths.state.parent, head.clock)
         await head.clock.advance(3600.0)
         assert says(successor, "members") == "members"
-    stranger = begun(head.node.paths.state.parent / "container", head.clock)
+    stranger = begun(head.node.base.paths.state.parent / "container", head.clock)
     assert says(stranger, "members") == "members"
     assert says(stranger, "head") == "head"
     await head.clock.advance(60.0)

@@ -21,7 +21,7 @@ from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import MAX_ACCESS_ADDRESSES, MAX_ACCESS_RANGES, Envelope, NodeAccess, PortAccess, Role
 from edgelink.protocol.refusals import OUTDATED, refusal_reason
 from edgelink.protocol.transport import Message
-from edgelink.roles.session_parts import Allowed, openings
+from edgelink.shield.access_openings import Allowed, openings
 
 CIDR = IPv4Network("10.10.0.0/24")
 

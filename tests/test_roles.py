@@ -14,6 +14,7 @@ from telling import Words
 
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
+from edgelink.daemon.head import Head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ConfigError
 from edgelink.member.enrolment import require_role
@@ -25,7 +26,6 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
 from edgelink.ray_cluster.versions import Versions
 from edgelink.relay.relay_addresses import overlay_peers, stun_servers
-from edgelink.roles.head import Head
 from edgelink.runs.progress import missing_in_words
 from edgelink.runs.ranks import could_take_part, rank_map
 from edgelink.runs.readiness import NodeFacts, NodeReadiness, readiness, unclaimed
@@ -227,7 +227,7 @@ def head_in(directory: Path) -> Head:
 
 async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> None:
     """`status` works from the first moment: who this is, and what it waits for."""
-    told = head_in(tmp_path).status()
+    told = head_in(tmp_path).observation.status()
     assert (told["role"], told["hostname"], told["phase"], told["ready"]) == ("head", None, "Starting", False)
     assert [condition["type"] for condition in told["conditions"]][:2] == ["Leased", "RegistryConnected"]
 
@@ -235,12 +235,12 @@ async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> 
 def test_what_listens_on_the_overlay_looks_when_the_overlay_comes_and_goes(tmp_path: Path) -> None:
     """A scraper is not to wait for the next look."""
     member = head_in(tmp_path)
-    wakeup = member.metrics.server.wakeup
+    wakeup = member.observation.metrics.server.wakeup
     wakeup._event.clear()
-    member.conditions.set_true("OverlayUp", "DeviceConfirmed", "et0 is up")
+    member.base.conditions.set_true("OverlayUp", "DeviceConfirmed", "et0 is up")
     assert wakeup.is_set
     wakeup._event.clear()
-    member.conditions.set_false("OverlayUp", "DeviceMissing", "et0 is gone")
+    member.base.conditions.set_false("OverlayUp", "DeviceMissing", "et0 is gone")
     assert wakeup.is_set
 
 
@@ -248,24 +248,24 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     """Looked at at once, and until the registry says otherwise; the same again costs nothing; never its own address."""
     member, world = head_in(tmp_path), World(tmp_path / "relay")
     membership = world.authority.relay_membership(NodeKey.generate(), "relay")
-    give(member.board, membership=membership)
+    give(member.base.board, membership=membership)
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
     own_interface = IPv4Interface(f"{own}/{membership.lease.cidr.prefixlen}")
-    guard, exposure = member.parts.overlay.guard, member.exposure
+    guard, exposure = member.overlay.overlay.guard, member.node.host.exposure
     guard.doubts.clear()
-    give(member.board, network=NetworkTold(revoked_ips=(other, own)))
-    await settle(exposure, member.board, member.conditions, member.clock)
+    give(member.base.board, network=NetworkTold(revoked_ips=(other, own)))
+    await settle(exposure, member.base.board, member.base.conditions, member.base.clock)
     assert guard.is_in_doubt
     rules = exposure.own.rules
     assert rules is not None
     assert (rules.overlay_ip, rules.revoked) == (own_interface, {other})
     assert guard.table == rpc_guard(15888, "et0", rules)
     guard.doubts.clear()
-    give(member.board, network=NetworkTold(revoked_ips=(own, other)))
-    await settle(exposure, member.board, member.conditions, member.clock)
+    give(member.base.board, network=NetworkTold(revoked_ips=(own, other)))
+    await settle(exposure, member.base.board, member.base.conditions, member.base.clock)
     assert not guard.is_in_doubt
-    give(member.board, network=NetworkTold(revoked_ips=()))
-    await settle(exposure, member.board, member.conditions, member.clock)
+    give(member.base.board, network=NetworkTold(revoked_ips=()))
+    await settle(exposure, member.base.board, member.base.conditions, member.base.clock)
     assert guard.table == rpc_guard(15888, "et0", replace(rules, revoked=frozenset()))
 
 
@@ -278,9 +278,9 @@ async def test_without_nf_tables_it_is_said_what_is_open(
     nft.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     member = head_in(tmp_path)
-    await member.parts.overlay.guard.keep()
-    await settle(member.exposure, member.board, member.conditions, member.clock)
-    shielded = member.conditions.get("Shielded")
+    await member.overlay.overlay.guard.keep()
+    await settle(member.node.host.exposure, member.base.board, member.base.conditions, member.base.clock)
+    shielded = member.base.conditions.get("Shielded")
     assert (shielded.status, shielded.reason) == (Status.FALSE, "FirewallFailed")
     for part in ("EasyTier's RPC", "routing rule", "Operation not supported"):
         assert part in shielded.message

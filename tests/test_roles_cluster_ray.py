@@ -14,8 +14,8 @@ from sim import Box, Sim, all_ready, ready, story
 from sim_machine import GCS, RAYLET
 
 from edgelink.api.server import Caller
+from edgelink.daemon.head import Head
 from edgelink.errors import ExitCode
-from edgelink.roles.head import Head
 from edgelink.runs.cluster_ray import at_the_end, stopped
 from edgelink.runs.readiness import NodeReadiness
 from edgelink.runs.runs import Runs
@@ -170,7 +170,7 @@ async def test_stop_all_tells_whose_daemon_was_away(sim: Sim) -> None:
     """Its raylet goes on, and ends when its daemon is back."""
     _, head, edge, _ = await ready(sim, "cloud", "edge-1", "edge-2")
     await edge.kill()
-    await sim.until(lambda: not head.node.board.facts.online & {edge.node_id}, within_s=5)
+    await sim.until(lambda: not head.node.base.board.facts.online & {edge.node_id}, within_s=5)
     *events, done = await head.told("POST", "/stop-all")
     assert any("daemon" in node["message"] for event in events for node in event["nodes"])
     assert done == {"event": "done", "absent": ["edge-1"]}

@@ -54,7 +54,7 @@ class World(Head):
         self.enrol(RELAY, self.own, EDGE_1, EDGE_2)
         self.lists(self.members)
         self.tell(EDGE_1.node_id)
-        pretend(self.node.board, phase=Phase.READY)
+        pretend(self.node.base.board, phase=Phase.READY)
         self.dashboard.look()
 
     def tell(self, node_id: str, *conditions: ConditionReport, online: bool = True) -> None:
@@ -103,8 +103,10 @@ def test_every_node_is_shown_with_how_it_is(world: World) -> None:
 
 def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: World) -> None:
     """It knows the directory before it knows who is online and in Ray. Once it is ready it knows."""
-    pretend(world.node.board, phase=Phase.STARTING)
-    starting = Dashboard(world.node, world.runs, world.node.nodes, world.node.ray)
+    pretend(world.node.base.board, phase=Phase.STARTING)
+    node = world.node
+    exposure, recorder = node.node.host.exposure, node.base.recorder
+    starting = Dashboard(node.inputs, node.overlay, exposure, recorder, ray=node.ray, runs=node.runs, nodes=node.nodes)
 
     def healths() -> list[str]:
         starting.look()
@@ -112,11 +114,11 @@ def test_a_head_that_starts_tells_nothing_of_who_has_not_been_heard_yet(world: W
         return [row["health"] for row in starting.feed.newest["nodes"].values() if row["hostname"].startswith("edge")]
 
     world.statuses.clear()
-    give(world.node.board, ray_members=())
+    give(world.node.base.board, ray_members=())
     assert healths() == ["coming", "coming"]
-    give(world.node.board, ray_members=tuple(world.members))
+    give(world.node.base.board, ray_members=tuple(world.members))
     assert healths() == ["ok", "coming"]
-    pretend(world.node.board, phase=Phase.READY)
+    pretend(world.node.base.board, phase=Phase.READY)
     assert healths() == ["ok", "away"]
     assert [event["text"] for event in starting.history.events] == ["edge-2 is away"]
 
@@ -151,7 +153,7 @@ async def test_a_lost_ping_is_no_relay_that_is_away(world: World, monkeypatch: p
             world.dashboard.look()
         return world.newest["measures"][RELAY.node_id]["rtt_ms"]
 
-    monkeypatch.setattr(world.node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.overlay, "ping", ping)
     assert await measured(9.0, None, 9.0, None, None) == 9.0
     assert (world.events, world.rows["relay"]["health"]) == ([], "ok")
     assert await measured(None) is None
@@ -174,7 +176,7 @@ async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: 
         world.dashboard.look()
         return world.rows["edge-1"]["health"], world.newest["measures"][EDGE_1.node_id]["loss"] or 0.0
 
-    monkeypatch.setattr(world.node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.overlay, "ping", ping)
     assert await health_after(".x.x.") == ("ok", 0.0)
     assert await health_after("x.....") == ("warning", 0.273)
     assert "pings" in world.rows["edge-1"]["wrong"][-1]
@@ -185,7 +187,7 @@ async def test_loss_is_told_from_three_lost_pings_on(world: World, monkeypatch: 
 def test_a_paused_node_counts_down_on_the_page(world: World) -> None:
     """From one moment to another, so that its row is not another one at each look; and all is well once it answers."""
     now, now_s = world.clock.now(), world.clock.monotonic_s()
-    give(world.node.board, paused={EDGE_1.node_id: Pause(now_s - 130.0, "echo")})
+    give(world.node.base.board, paused={EDGE_1.node_id: Pause(now_s - 130.0, "echo")})
     world.dashboard.look()
     row = world.rows["edge-1"]
     assert row["health"] == "paused"
@@ -196,7 +198,7 @@ def test_a_paused_node_counts_down_on_the_page(world: World) -> None:
     newest = world.newest
     assert newest["head"]["alive"] == 1
     assert [(each["hostname"], each["until"]) for each in newest["outages"].values()] == [("edge-1", None)]
-    give(world.node.board, paused={})
+    give(world.node.base.board, paused={})
     assert world.events == ["edge-1 is paused", "edge-1 is back after 2m10s"]
     assert world.rows["edge-1"]["health"] == "ok"
     assert all(each["until"] for each in world.dashboard.history.timeline.outages.values())
@@ -208,7 +210,7 @@ def test_what_happens_is_recorded_for_the_next_daemon(world: World, tmp_path: Pa
     world.tell(EDGE_1.node_id, online=False)
     world.dashboard.look()
     successor = History()
-    successor.restore(noted(world.node.recorder.directory, world.clock.now() - timedelta(days=1), RECORDED))
+    successor.restore(noted(world.node.base.recorder.directory, world.clock.now() - timedelta(days=1), RECORDED))
     assert [event["text"] for event in successor.events] == ["edge-1 is away"]
     assert {name: bar["marks"] for name, bar in successor.timeline.bars.items()} == {
         "relay": "o",
@@ -226,18 +228,18 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
     async def no_answer(*_: object, payload_bytes: int) -> None:
         return None
 
-    monkeypatch.setattr(world.node.parts, "ping", no_answer)
+    monkeypatch.setattr(world.node.overlay, "ping", no_answer)
     for _ in range(3):
         await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
     assert world.events == ["relay is away"]
-    world.node.parts.ways = _no_ways  # type: ignore[method-assign]
-    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
-    world.node.conditions._on_change = None
-    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "m")
+    world.node.overlay.ways = _no_ways  # type: ignore[method-assign]
+    pretend(world.node.base.board, running=SimpleNamespace(lease=LEASE))
+    world.node.base.conditions._on_change = None
+    world.node.base.conditions.set_true("OverlayUp", "DeviceConfirmed", "m")
     world.dashboard.look()
-    world.node.conditions.set_false("OverlayUp", "CrashLoop", "m")
+    world.node.base.conditions.set_false("OverlayUp", "CrashLoop", "m")
     measuring = asyncio.create_task(world.dashboard._measure())
-    await cast(FakeClock, world.node.clock).advance(10)
+    await cast(FakeClock, world.node.base.clock).advance(10)
     measuring.cancel()
     assert world.events == ["relay is away", "cloud: OverlayUp is False"]
     assert world.rows["relay"]["health"] == "away"
@@ -361,8 +363,8 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         world = World(tmp_path, Config.model_validate({"web": {"port": port}}))
-        clock = cast(FakeClock, world.node.clock)
-        world.node.parts.ways = _no_ways  # type: ignore[method-assign]
+        clock = cast(FakeClock, world.node.base.clock)
+        world.node.overlay.ways = _no_ways  # type: ignore[method-assign]
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(world.dashboard.run())
             await clock.advance(0)
@@ -376,7 +378,7 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
                 assert (await browser.post("/api/login", json={"link": told["link"]})).status == 200
                 assert (await browser.get("/", headers={"Host": "evil.example"})).status == 421
                 assert (await browser.get("/", headers={"Host": names[0]})).status == 421, "not yet its name"
-                pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
+                pretend(world.node.base.board, running=SimpleNamespace(lease=LEASE))
                 assert [(await browser.get("/", headers={"Host": name})).status for name in names] == [200] * 3
                 other = {"Host": "edge-1.edgelink.internal"}
                 assert (await browser.get("/", headers=other)).status == 421
@@ -394,12 +396,12 @@ async def test_a_metered_node_is_asked_only_while_somebody_watches(
         return 1.0
 
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
-    monkeypatch.setattr(world.node.parts, "ping", ping)
-    clock = cast(FakeClock, world.node.clock)
-    world.node.parts.ways = _no_ways  # type: ignore[method-assign]
-    pretend(world.node.board, running=SimpleNamespace(lease=LEASE), metered=frozenset({EDGE_1.node_id}))
-    world.node.conditions._on_change = None
-    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    monkeypatch.setattr(world.node.overlay, "ping", ping)
+    clock = cast(FakeClock, world.node.base.clock)
+    world.node.overlay.ways = _no_ways  # type: ignore[method-assign]
+    pretend(world.node.base.board, running=SimpleNamespace(lease=LEASE), metered=frozenset({EDGE_1.node_id}))
+    world.node.base.conditions._on_change = None
+    world.node.base.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.dashboard.run())
         await clock.advance(4)
@@ -434,12 +436,12 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         return 12.34 if str(target) == "10.10.0.3" else None
 
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
-    monkeypatch.setattr(world.node.parts, "ping", ping)
-    clock = cast(FakeClock, world.node.clock)
-    world.node.parts.ways = ways  # type: ignore[method-assign]
-    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
-    world.node.conditions._on_change = None
-    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    monkeypatch.setattr(world.node.overlay, "ping", ping)
+    clock = cast(FakeClock, world.node.base.clock)
+    world.node.overlay.ways = ways  # type: ignore[method-assign]
+    pretend(world.node.base.board, running=SimpleNamespace(lease=LEASE))
+    world.node.base.conditions._on_change = None
+    world.node.base.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.dashboard.run())
         await clock.advance(1)
@@ -456,7 +458,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         assert measures[EDGE_1.node_id]["received_now"] == {"bytes_per_s": 250_000, "is_less": False}
         assert world.rows["edge-2"]["health"] == "away"
         world.tell(EDGE_2.node_id)
-        give(world.node.board, statuses=Table(world.statuses, revision=2))
+        give(world.node.base.board, statuses=Table(world.statuses, revision=2))
         await clock.advance(2)
         assert world.rows["edge-2"]["health"] == "trouble"
         running.cancel()
@@ -473,7 +475,7 @@ async def test_of_who_leaves_while_it_is_pinged_nothing_is_kept(world: World, mo
         world.dashboard.look()
         return 1.0
 
-    monkeypatch.setattr(world.node.parts, "ping", ping)
+    monkeypatch.setattr(world.node.overlay, "ping", ping)
     address = EDGE_2.overlay_ip
     await world.dashboard._ping(asyncio.Semaphore(1), EDGE_2.node_id, address)
     assert EDGE_2.node_id not in world.dashboard.history.rtts
@@ -495,10 +497,10 @@ async def _no_ways() -> list[dict[str, Any]]:
 def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str, str], expected: bool) -> None:
     """On the overlay only where that is EasyTier's, which encrypts, and only while its device is there."""
     world = World(tmp_path, Config.model_validate({"web": web, "overlay": overlay}))
-    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
+    pretend(world.node.base.board, running=SimpleNamespace(lease=LEASE))
     assert world.dashboard._overlay_place() is None, "the overlay is not up"
-    world.node.conditions._on_change = None
-    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    world.node.base.conditions._on_change = None
+    world.node.base.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
     found = world.dashboard._overlay_place()
     assert (found is not None) is expected
     if found is not None:

@@ -13,8 +13,7 @@ from sim_machine import RAYLET
 from edgelink.api.server import Caller, LocalApi
 from edgelink.errors import ExitCode, UsageError
 from edgelink.protocol.payloads import Role
-from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
-from edgelink.roles.node import Node
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayInputs
 from edgelink.runs.edge_ray import EdgeRay
 
 
@@ -82,6 +81,6 @@ async def test_it_is_for_root_and_the_user_of_ray(tmp_path: Path) -> None:
 
     node = SimpleNamespace(api=LocalApi(tmp_path / "socket"))
     ray = SimpleNamespace(user_uid=1000, is_enabled=True, prepare=prepare)
-    verb = EdgeRay(cast(Node, node), cast(RayEdgeReconciler, ray))
+    verb = EdgeRay(cast(RayInputs, node), cast(RayEdgeReconciler, ray))
     with pytest.raises(UsageError, match="may not"):
         await anext(verb.restart(Caller(1, 1001, 1001), {}))

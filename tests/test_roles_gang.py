@@ -39,7 +39,7 @@ def tell(head: Head, found: DirectoryEntry, *, online: bool = True, **labels: st
 
 def publishable(head: Head) -> Ranks:
     """Who is to join Ray now."""
-    return head.node.board.facts.publishable
+    return head.node.base.board.facts.publishable
 
 
 async def test_who_is_asked_for_gets_ranks_without_gaps_for_the_length_of_the_run(head: Head, words: Words) -> None:
@@ -74,7 +74,7 @@ async def test_a_newcomer_is_not_let_in_and_the_next_daemon_knows_it(head: Head)
     asked = {"cloud": 0, "edge-1": 1}
     async with aclosing(head.run(nodes=["edge-1"])) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        successor = Head(head.node.paths.state.parent)
+        successor = Head(head.node.base.paths.state.parent)
         assert successor.ranks() == asked
         successor.enrol(CLOUD, EDGE_1, EDGE_2, EDGE_3)
         assert successor.ranks() == asked
@@ -103,11 +103,11 @@ async def test_a_label_is_waited_for_until_everybody_has_told_theirs(head: Head,
         tell(head, EDGE_3, site="lab-b")
         await first(events, "granted")
     tell(head, EDGE_1, online=False)
-    give(head.node.board, paused={EDGE_1.node_id: Pause(0.0, "registry")})
+    give(head.node.base.board, paused={EDGE_1.node_id: Pause(0.0, "registry")})
     async with aclosing(head.run(nodes=["site=lab-a"])) as events:  # type: ignore[type-var]
         waiting = await first(events, "waiting")
         assert [node["state"] for node in waiting["nodes"]] == ["ready", "paused"], "its labels are remembered"
-        give(head.node.board, paused={})
+        give(head.node.base.board, paused={})
         await first(events, "granted")
 
 

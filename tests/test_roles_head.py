@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.daemon.head import Head
 from edgelink.daemon.this_machine import ThisMachine
-from edgelink.roles.head import Head
 from edgelink.testing import FakeClock
 
 
@@ -18,4 +18,4 @@ async def test_a_daemon_that_is_asked_to_end_leaves_the_lock_to_the_next_one(tmp
     daemon = Head(Config(), paths, clock, ThisMachine(), None)
     with daemon.runs.lock.held_by(Caller(os.getpid(), 0, 0)):
         daemon.stop_request.request()
-    assert Head(Config(), paths, clock, ThisMachine(), None).conditions.is_true("DriverRunning")
+    assert Head(Config(), paths, clock, ThisMachine(), None).base.conditions.is_true("DriverRunning")

@@ -31,9 +31,9 @@ class World(Head):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.view = self.node.nodes
-        give(self.node.board, versions=Versions("2.60.0", "3.11.7", {"torch": "2.5.1"}))
+        give(self.node.base.board, versions=Versions("2.60.0", "3.11.7", {"torch": "2.5.1"}))
         self.ways: list[dict[str, Any]] = []
-        self.node.parts.ways = self._ways  # type: ignore[method-assign]
+        self.node.overlay.ways = self._ways  # type: ignore[method-assign]
         self.members = [
             replace(member("10.10.0.2", 0), cpus=8.0),
             replace(member("10.10.0.3", 1, accelerators=2), cpus=4.0),
@@ -107,7 +107,7 @@ async def test_a_paused_node_is_told_with_for_how_long_and_until_when(world: Wor
     world.tell(EDGE_1.node_id, packages={"torch": "2.5.1"})
     since_s = world.clock.monotonic_s()
     await world.clock.advance(130.0)
-    give(world.node.board, paused={EDGE_1.node_id: Pause(since_s, "echo and registry")})
+    give(world.node.base.board, paused={EDGE_1.node_id: Pause(since_s, "echo and registry")})
     world.runs.standing.show_nodes_ready()
     found = await world.view.list(ROOT, {})
     schema.Nodes.model_validate(json.loads(json.dumps({"schema": 1, **found})))
@@ -139,14 +139,14 @@ def test_the_head_does_not_say_that_all_is_well_while_a_node_is_paused(
     world: World, is_paused: bool, is_everybody_there: bool, reason: str
 ) -> None:
     """Also where another one is missing, as a robot that is switched off for the week."""
-    give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")} if is_paused else {})
+    give(world.node.base.board, paused={EDGE_1.node_id: Pause(0.0, "echo")} if is_paused else {})
     world.lists([*world.members, *([member("10.10.0.4", 2)] if is_everybody_there else [])])
     assert world.nodes_ready() == reason
 
 
 def test_nobody_is_paused_while_ray_lists_nobody(world: World) -> None:
     """`edgelink nodes` says that Ray was stopped, and so does the condition."""
-    give(world.node.board, paused={EDGE_1.node_id: Pause(0.0, "echo")})
+    give(world.node.base.board, paused={EDGE_1.node_id: Pause(0.0, "echo")})
     world.lists([])
     assert world.nodes_ready() == "NodesMissing"
     assert [node.state for node in world.runs.standing.nodes() if node.hostname == "edge-1"] == ["silent"]
@@ -157,7 +157,7 @@ def test_who_was_switched_off_is_missed_although_ray_has_not_noticed_yet(world: 
     world.lists([*world.members, member("10.10.0.4", 2)])
     assert world.nodes_ready() == "AllAlive"
     world.tell(EDGE_1.node_id, online=False, phase="Stopping")
-    give(world.node.board, stopped=frozenset({EDGE_1.node_id}))
+    give(world.node.base.board, stopped=frozenset({EDGE_1.node_id}))
     world.runs.standing.show_nodes_ready()
     assert world.nodes_ready() == "NodesMissing"
     assert [node.state for node in world.runs.standing.nodes() if node.hostname == "edge-1"] == ["off"]
@@ -167,7 +167,7 @@ async def test_whether_edges_answer_each_other_is_told(world: World) -> None:
     """As `edgelink nodes --json` has it."""
     words: tuple[EdgesOpenTo, ...] = ("all", "head")
     for word in words:
-        give(world.node.board, cluster_spec=spec(word))
+        give(world.node.base.board, cluster_spec=spec(word))
         found = await world.view.list(ROOT, {})
         schema.Nodes.model_validate(json.loads(json.dumps({"schema": 1, **found})))
         assert found["edges_open_to"] == word

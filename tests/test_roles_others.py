@@ -14,17 +14,23 @@ from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
-from edgelink.telemetry.others import KnownNode, Others
+from edgelink.protocol.payloads import Directory, Role
+from edgelink.telemetry.others import Others
 from edgelink.testing.facts import give
+from edgelink.testing.payloads import entry
 
 ANYBODY = Caller(1, 1000, 1000)
 OWN = IPv4Address("10.10.0.2")
-KNOWN = (
-    KnownNode("relay", "10.10.0.1", None, "relay"),
-    KnownNode("cloud", "10.10.0.2", 0, "head"),
-    KnownNode("edge-1", "10.10.0.3", 1, "edge"),
-    KnownNode("2", "10.10.0.4", 5, "edge"),
-    KnownNode("edge-2", "10.10.0.5", 2, "edge"),
+KNOWN = Directory(
+    network_id="n",
+    epoch=1,
+    entries=(
+        entry("relay", "10.10.0.1", role=Role.RELAY),
+        entry("cloud", "10.10.0.2", 0, role=Role.HEAD),
+        entry("edge-1", "10.10.0.3", 1),
+        entry("2", "10.10.0.4", 5),
+        entry("edge-2", "10.10.0.5", 2),
+    ),
 )
 RELAYED = {
     "hostname": "edge-1",
@@ -63,8 +69,8 @@ def overlay() -> FakeOverlay:
 @pytest.fixture
 def others(overlay: FakeOverlay) -> Others:
     board = Board(Facts())
-    give(board, overlay_spec=replace(SPEC, overlay_ip=IPv4Interface((OWN, 24))))
-    return Others(board=board, known=lambda: KNOWN, overlay=overlay)
+    give(board, directory=KNOWN, overlay_spec=replace(SPEC, overlay_ip=IPv4Interface((OWN, 24))))
+    return Others(board, overlay)
 
 
 async def test_all_others_are_told_with_the_way_to_them(others: Others) -> None:
@@ -79,8 +85,8 @@ async def test_all_others_are_told_with_the_way_to_them(others: Others) -> None:
 async def test_who_answers_is_told_of_those_that_are_asked(overlay: FakeOverlay) -> None:
     """Nobody asks the others."""
     board = Board(Facts())
-    give(board, overlay_spec=SPEC, answering={"relay": 1.0}, silent={"cloud": 2.0})
-    peers = (await Others(board=board, known=lambda: KNOWN, overlay=overlay).peers(ANYBODY, {}))["peers"]
+    give(board, directory=KNOWN, overlay_spec=SPEC, answering={"relay": 1.0}, silent={"cloud": 2.0})
+    peers = (await Others(board, overlay).peers(ANYBODY, {}))["peers"]
     answers = {node["hostname"]: node["answers"] for node in peers}
     assert (answers["relay"], answers["cloud"], answers["edge-1"]) == (True, False, None)
 
@@ -121,7 +127,7 @@ async def test_no_time_to_wait_is_refused(others: Others, timeout_s: Any) -> Non
 
 async def test_without_an_address_of_our_own_nothing_is_sent(overlay: FakeOverlay) -> None:
     """The node has not joined yet."""
-    others = Others(board=Board(Facts()), known=lambda: KNOWN, overlay=overlay)
+    others = Others(Board(Facts()), overlay)
     with pytest.raises(OverlayError, match="no overlay address"):
         await others.ping(ANYBODY, {"node": "edge-1"})
     assert overlay.pinged == []

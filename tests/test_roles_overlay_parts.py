@@ -13,6 +13,7 @@ from telling import refuses
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
+from edgelink.daemon.overlay_parts import OverlayParts
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.facts.derive import overlay_spec
@@ -20,7 +21,6 @@ from edgelink.process import Identity, Launcher, ProcessSpec
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import open_secrets
 from edgelink.protocol.payloads import Role
-from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import GivenBoard, board_with
 

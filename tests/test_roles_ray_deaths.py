@@ -8,11 +8,12 @@ import pytest
 from registry_world import World
 
 from edgelink.config import Config, Paths
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
-from edgelink.roles.node import Node
 from edgelink.runs.node_news import reported_dead
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
@@ -25,18 +26,18 @@ class Network:
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory / "relay")
-        self.head = self._node(directory / "head", Role.HEAD, "cloud")
-        self.edge = self._node(directory / "edge", Role.EDGE, "edge-1")
+        self.head = Head(*self._machine(directory / "head"))
+        self.edge = Edge(*self._machine(directory / "edge"))
+        for node, role, hostname in ((self.head, Role.HEAD, "cloud"), (self.edge, Role.EDGE, "edge-1")):
+            give(node.base.board, membership=self._membership(node.member.key, role, hostname))
         self.network_id = self.world.keys.network_id
         self.listed = open_envelope(
             self.world.authority.directory(), Kind.DIRECTORY, Directory, self.world.keys.verify_key_b64
         )
 
-    def _node(self, directory: Path, role: Role, hostname: str) -> Node:
+    def _machine(self, directory: Path) -> tuple[Config, Paths, FakeClock, ThisMachine, None]:
         paths = Paths(state=directory / "state", runtime=directory / "run")
-        node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), machine=ThisMachine(), enrolment=None)
-        give(node.board, membership=self._membership(node.key, role, hostname))
-        return node
+        return Config(), paths, FakeClock(), ThisMachine(), None
 
     def _membership(self, key: NodeKey, role: Role, hostname: str) -> Membership:
         token = self.world.token(role)
@@ -44,16 +45,16 @@ class Network:
 
     def stated(self, dead_ray: str | None) -> Envelope | None:
         """What the edge states once its Ray of this id has ended."""
-        give(self.edge.board, dead_ray=dead_ray)
-        status = self.edge.board.facts.node_status
+        give(self.edge.base.board, dead_ray=dead_ray)
+        status = self.edge.base.board.facts.node_status
         assert status is not None
         return status.ray_death
 
     def hear(self, death: Envelope | None, **fields: object) -> frozenset[tuple[str, str]]:
         """What the head makes of a status on the edge's topic, as it comes over the wire."""
-        sent = NodeStatus(node_id=self.edge.key.node_id, online=True, ray_death=death).model_dump(mode="json")
+        sent = NodeStatus(node_id=self.edge.member.key.node_id, online=True, ray_death=death).model_dump(mode="json")
         status = NodeStatus.model_validate(sent | fields)
-        dead, disbelieved = reported_dead(self.listed, {self.edge.key.node_id: status})
+        dead, disbelieved = reported_dead(self.listed, {self.edge.member.key.node_id: status})
         assert bool(disbelieved) == (status.ray_death is not None and not dead)
         return dead
 
@@ -64,8 +65,10 @@ def network(tmp_path: Path) -> Network:
 
 
 def test_the_head_believes_what_the_node_itself_signed(network: Network) -> None:
-    assert network.edge.membership is not None
-    assert network.hear(network.stated(RAY_ID)) == {(str(network.edge.membership.lease.overlay_ip), RAY_ID)}
+    assert network.edge.base.board.facts.running is not None
+    assert network.hear(network.stated(RAY_ID)) == {
+        (str(network.edge.base.board.facts.running.lease.overlay_ip), RAY_ID)
+    }
 
 
 def test_no_death_is_stated_while_none_is_known(network: Network) -> None:
@@ -76,14 +79,14 @@ def test_no_death_is_stated_while_none_is_known(network: Network) -> None:
 def test_what_anybody_else_says_of_a_nodes_ray_is_ignored(network: Network) -> None:
     """Unsigned, as the broker could write it; signed by others, under whatever name; and altered on its way."""
     death = RayDeath(network_id=network.network_id, ray_node_id=RAY_ID)
-    genuine = network.edge.key.sign(Kind.RAY_DEATH, death)
-    by_the_head = network.head.key.sign(Kind.RAY_DEATH, death)
+    genuine = network.edge.member.key.sign(Kind.RAY_DEATH, death)
+    by_the_head = network.head.member.key.sign(Kind.RAY_DEATH, death)
     assert network.hear(None, dead_ray_node_id=RAY_ID) == set()
     assert network.hear(by_the_head) == set()
-    assert network.hear(by_the_head.model_copy(update={"signer": network.edge.key.node_id})) == set()
+    assert network.hear(by_the_head.model_copy(update={"signer": network.edge.member.key.node_id})) == set()
     assert network.hear(by_the_head.model_copy(update={"signer": "registry"})) == set()
     assert network.hear(genuine.model_copy(update={"body": genuine.body.replace(RAY_ID, "beef" * 14)})) == set()
-    assert network.hear(network.edge.key.sign(Kind.REPORT, death)) == set(), "signed for another purpose"
+    assert network.hear(network.edge.member.key.sign(Kind.REPORT, death)) == set(), "signed for another purpose"
     elsewhere = death.model_copy(update={"network_id": "elsewhere"})
-    assert network.hear(network.edge.key.sign(Kind.RAY_DEATH, elsewhere)) == set()
+    assert network.hear(network.edge.member.key.sign(Kind.RAY_DEATH, elsewhere)) == set()
     assert network.hear(genuine) != set()

@@ -13,12 +13,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from edgelink.config import Config, Paths
+from edgelink.daemon.edge import Edge
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.log import hide
 from edgelink.overlay.peers import Peers
-from edgelink.roles.edge import Edge
 from edgelink.telemetry.recorder import Recorder, recorded
 from edgelink.testing import FakeClock
+
+
+def ready() -> dict[str, Any]:
+    return {"phase": "Ready"}
 
 
 async def no_ways() -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ async def no_ways() -> list[dict[str, Any]]:
 
 
 def recorder(directory: Path, clock: FakeClock, **options: Any) -> Recorder:
-    return Recorder(directory, clock, lambda: {"phase": "Ready"}, no_ways, **options)
+    return Recorder(directory, clock, **options)
 
 
 def everything(directory: Path) -> list[dict[str, Any]]:
@@ -37,7 +41,7 @@ async def test_samples_are_kept_over_a_restart_and_read_from_a_time_on(tmp_path:
     """Half a line of a power cut is passed over, and costs the next one nothing."""
     clock = FakeClock()
     for _ in range(2):  # two lives of the daemon
-        task = asyncio.ensure_future(recorder(tmp_path, clock).run())
+        task = asyncio.ensure_future(recorder(tmp_path, clock).run(ready, no_ways))
         await clock.advance(60)
         task.cancel()
         with (tmp_path / "flight.jsonl").open("a") as file:
@@ -70,7 +74,7 @@ class Network:
 async def test_of_a_list_only_what_changed_is_written_again(tmp_path: Path) -> None:
     """Not the latency that is never twice the same, nor the bytes that grow; a way that grew slow is told."""
     clock, network = FakeClock(), Network(3)
-    task = asyncio.ensure_future(Recorder(tmp_path, clock, network.sample, network.ways).run())
+    task = asyncio.ensure_future(Recorder(tmp_path, clock).run(network.sample, network.ways))
     await clock.advance(0)
     network.rows[0] |= {"latency_ms": 11.0, "loss": 0.05, "received": "9 MB"}
     network.rows[1] |= {"latency_ms": 80.0}
@@ -101,8 +105,8 @@ async def test_of_a_list_only_what_changed_is_written_again(tmp_path: Path) -> N
 async def test_each_file_and_each_excerpt_can_be_read_alone(tmp_path: Path) -> None:
     """A new file begins with the whole lists, and an excerpt with what they held before it."""
     clock, network = FakeClock(), Network(5)
-    recorder_ = Recorder(tmp_path, clock, network.sample, network.ways, max_bytes=3000)
-    task = asyncio.ensure_future(recorder_.run())
+    recorder_ = Recorder(tmp_path, clock, max_bytes=3000)
+    task = asyncio.ensure_future(recorder_.run(network.sample, network.ways))
     await clock.advance(60)
     network.alive.remove("3:aaaa")
     network.rows[0]["path"] = "relayed"
@@ -124,7 +128,7 @@ async def test_what_could_not_be_written_is_told_later(tmp_path: Path) -> None:
     """A list whose line was lost is none that a reader has."""
     clock, network = FakeClock(), Network(2)
     (tmp_path / "file").write_text("")
-    task = asyncio.ensure_future(Recorder(tmp_path / "file", clock, network.sample, network.ways).run())
+    task = asyncio.ensure_future(Recorder(tmp_path / "file", clock).run(network.sample, network.ways))
     await clock.advance(10)
     (tmp_path / "file").unlink()
     await clock.advance(5)
@@ -175,9 +179,9 @@ async def test_a_node_records_what_went_on(tmp_path: Path, monkeypatch: pytest.M
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     node = Edge(Config(), paths, clock, ThisMachine(), None)
     monkeypatch.setattr(Peers, "rtt_ms", {"head": 12.345})
-    node.peers.lost["relay"] = 3
-    node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
-    node.recorder.note("sample", **node.sample())
+    node.member.peers.lost["relay"] = 3
+    node.base.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
+    node.base.recorder.note("sample", **node.observation.sample())
     changed, sample = everything(paths.recorder / "node")
     assert (changed["what"], changed["type"], changed["reason"]) == ("condition", "OverlayUp", "DeviceMissing")
     assert sample["not_true"]["OverlayUp"] == "DeviceMissing"

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,15 @@ from sim_machine import BROKER
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
+from edgelink.daemon.relay import Relay
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import ExitCode, UsageError
 from edgelink.overlay.link import LinkState
 from edgelink.protocol.payloads import Role
 from edgelink.protocol.statuses import SILENCE_S
 from edgelink.relay.rotations import Revoked
-from edgelink.roles import bootstrap
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import pretend
+from edgelink.testing.facts import give
 
 
 @dataclass
@@ -248,11 +247,16 @@ async def test_a_change_that_is_over_at_once_is_followed(sim: Sim) -> None:
     assert answer.done["event"] == "done"
 
 
-async def test_a_changed_condition_only_wakes(tmp_path: Path) -> None:
-    """A failing database is no reason for whoever sets ``OverlayUp`` to end."""
-    relay = bootstrap.Relay(Config(), Paths(tmp_path / "state", tmp_path / "run"), FakeClock(), ThisMachine(), None)
-    looks: list[None] = []
-    pretend(relay.board, running=object())
-    relay.registry = SimpleNamespace(rotation=SimpleNamespace(look=lambda: looks.append(None)))  # type: ignore[assignment]
-    relay.conditions.set_true("OverlayUp", "Up", "there is no registry's database at all here")
-    assert looks
+async def test_an_easytier_that_is_confirmed_only_wakes(tmp_path: Path) -> None:
+    """A failing database is no reason for whoever confirms EasyTier to end."""
+    config, paths = (
+        Config.model_validate({"relay": {"advertise": ("relay.example",)}}),
+        Paths(tmp_path / "s", tmp_path / "r"),
+    )
+    relay = Relay(config, paths, FakeClock(), ThisMachine(), None)
+    relay.settle(LinkState())
+    relay.own.store.close()  # whoever reads it fails
+    wakeup = relay.own.registry.rotation.wakeup
+    wakeup.clear()
+    give(relay.base.board, easytier_as_wanted=True)
+    assert wakeup.is_set

@@ -230,7 +230,7 @@ async def test_a_full_disk_is_told_before_anything_is_asked(sim: Sim) -> None:
         raise NotRecordedError("no room")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge.node.files, "require", full)
+        patch.setattr(edge.node.base.files, "require", full)
         why, _ = await refused(edge)
     assert "no room" in why
     assert edge.membership.broker_passwords == before == (at_broker(relay, edge),)
@@ -240,7 +240,7 @@ async def test_a_full_disk_is_told_before_anything_is_asked(sim: Sim) -> None:
 async def test_only_root_may_ask(sim: Sim) -> None:
     """Any local user can reach the daemon's socket."""
     _, edge = await of_one_node(sim)
-    assert edge.node.renewal is not None
+    assert edge.node.member.joined is not None
     with pytest.raises(UsageError, match="may not"):
-        await edge.node.renewal.serve(Caller(pid=1, uid=65534, gid=65534), {})
+        await edge.node.member.joined.renewal.serve(Caller(pid=1, uid=65534, gid=65534), {})
     assert len(edge.membership.broker_passwords) == 1

@@ -23,8 +23,9 @@ from edgelink.protocol.keys import Kind, NodeKey, seal
 from edgelink.protocol.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
 from edgelink.protocol.topics import Topics
 from edgelink.telemetry import report_exchange
-from edgelink.telemetry.report_exchange import ReportExchange, pack, unpack
+from edgelink.telemetry.report_exchange import Collect, ReportExchange, pack, unpack
 from edgelink.testing import FakeClock, beside, eventually
+from edgelink.testing.facts import board_with
 from edgelink.timeouts import timeout
 
 ROOT = Caller(1, 0, 0)
@@ -61,7 +62,9 @@ class Network:
         self.nodes = {name: self._node(name) for name in self.keys}
         self.head, self.edge = self.nodes["cloud"], self.nodes["edge-1"]
 
-    def _node(self, name: str) -> ReportExchange:
+    def collect(self, name: str) -> Collect:
+        """What makes the report of this node."""
+
         def collect(since_s: float) -> Callable[[], dict[str, str]]:
             def files() -> dict[str, str]:
                 error, self.error = self.error, None
@@ -71,11 +74,13 @@ class Network:
 
             return files
 
+        return collect
+
+    def _node(self, name: str) -> ReportExchange:
         return ReportExchange(
             key=self.keys[name],
             network_id=self.id,
-            directory=lambda: self.directory,
-            collect=collect,
+            board=board_with(directory=self.directory),
             send=lambda topic, payload: self.sent.append((topic, payload)),
             clock=self.clock,
         )
@@ -121,7 +126,7 @@ def request_id_of(message: bytes) -> str:
 @pytest.fixture
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
     network = Network(tmp_path)
-    async with beside(*(node.run() for node in network.nodes.values())):
+    async with beside(*(node.run(network.collect(name)) for name, node in network.nodes.items())):
         yield network
 
 

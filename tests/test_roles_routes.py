@@ -7,13 +7,13 @@ from pathlib import Path
 from aiohttp import web
 
 from edgelink.config import Config, Paths
+from edgelink.daemon.additional_relay import AdditionalRelay
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
+from edgelink.daemon.relay import Relay
 from edgelink.daemon.this_machine import ThisMachine
+from edgelink.overlay.link import LinkState
 from edgelink.protocol.payloads import RelayAddresses
-from edgelink.roles.additional_relay import AdditionalRelay
-from edgelink.roles.bootstrap import Relay
-from edgelink.roles.daemon import Daemon
-from edgelink.roles.edge import Edge
-from edgelink.roles.head import Head
 from edgelink.testing import FakeClock
 
 EVERYWHERE = {"GET /status", "POST /stop", "GET /log", "GET /board", "GET /paths", "GET /peers", "POST /ping"}
@@ -34,7 +34,7 @@ ACCESS = {"GET /access", "POST /access", "DELETE /access"}
 RELAYS = {*EVERYWHERE, "POST /renew", *LEASES, *TOKENS, *ACCESS, "GET /registry", "POST /registry"}
 
 
-def answered(daemon: Daemon) -> set[str]:
+def answered(daemon: Edge | Head | Relay | AdditionalRelay) -> set[str]:
     """Every request that the daemon answers. The router refuses two handlers for one request."""
     app = web.Application()
     app.add_routes(daemon.routes())
@@ -44,13 +44,17 @@ def answered(daemon: Daemon) -> set[str]:
 
 def test_each_daemon_answers_what_its_commands_ask(tmp_path: Path) -> None:
     """A relay without a registry answers what a registry is asked for as well: it says where that is."""
-    config, clock, paths = Config(), FakeClock(), Paths(tmp_path / "state", tmp_path / "run")
+    clock, paths = FakeClock(), Paths(tmp_path / "state", tmp_path / "run")
+    config = Config.model_validate({"relay": {"advertise": ("relay.example",)}})
     assert answered(Edge(config, paths, clock, ThisMachine(), None)) == NODES
     assert answered(Head(config, paths, clock, ThisMachine(), None)) == HEADS | {
         "POST /dashboard",
         "POST /dashboard/logout",
     }
-    with_registry = answered(Relay(config, paths, clock, ThisMachine(), None))
+    relay = Relay(config, paths, clock, ThisMachine(), None)
+    relay.settle(LinkState())
+    with_registry = answered(relay)
+    relay.own.store.close()
     assert with_registry == RELAYS | {"POST /revoke", "POST /rotate-secret"}
     addresses = RelayAddresses(broker_addresses=(), overlay_peers=())
     assert answered(AdditionalRelay(config, paths, clock, ThisMachine(), addresses, None)) == with_registry

@@ -161,7 +161,7 @@ async def test_the_devices_of_all_nodes_are_told(head: Head) -> None:
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
     assert [node["device"] for node in granted["nodes"]] == [None, "et7"]
-    own = head.node.board.facts.node_status
+    own = head.node.base.board.facts.node_status
     assert own is not None
     assert own.device == "et0"
 
@@ -253,11 +253,11 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
     head.enrol(CLOUD, EDGE_1, EDGE_2)
     members = [member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)]
     head.lists(members)
-    assert head.node.conditions.get("DriverRunning").reason == "NoRun", "from its start on"
+    assert head.node.base.conditions.get("DriverRunning").reason == "NoRun", "from its start on"
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        successor = Head(head.node.paths.state.parent)
-        assert successor.node.conditions.is_true("DriverRunning")
+        successor = Head(head.node.base.paths.state.parent)
+        assert successor.node.base.conditions.is_true("DriverRunning")
         assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}, "before the relay has told who there is"
         successor.enrol(CLOUD, EDGE_2)
         assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
@@ -280,7 +280,7 @@ async def test_a_word_that_comes_before_the_run_has_taken_up_its_lock_releases_n
     metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
     async with aclosing(head.run(record=record)) as events:  # type: ignore[type-var]
         await first(events, "granted")
-        successor = Head(head.node.paths.state.parent)
+        successor = Head(head.node.base.paths.state.parent)
         successor.enrol(CLOUD)
         await successor.requests.note_metrics(ROOT, metrics)
         await successor.requests.note(ROOT, {"record": record})
@@ -309,8 +309,8 @@ async def test_a_full_disk_refuses_a_run_that_has_not_begun(head: Head, monkeypa
         head.lists([member("10.10.0.2", 0)])
         with pytest.raises(NotRecordedError):
             await first(events, "granted")
-    assert head.runs.lock.holder is head.node.board.facts.run is None
-    assert "NotRecorded" not in head.node.conditions.get("DriverRunning").reason
+    assert head.runs.lock.holder is head.node.base.board.facts.run is None
+    assert "NotRecorded" not in head.node.base.conditions.get("DriverRunning").reason
 
 
 async def test_a_full_disk_ends_no_run(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ async def test_a_full_disk_ends_no_run(head: Head, monkeypatch: pytest.MonkeyPat
         assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
         await head.requests.note(ROOT, {"record": record})
         disk.is_full = False
-        await head.node.files.reconcile()
+        await head.node.base.files.reconcile()
         head.runs.lock.keep()
-        successor = Head(head.node.paths.state.parent)
+        successor = Head(head.node.base.paths.state.parent)
         assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
         assert successor.runs.record is not None
         assert successor.runs.record["run_id"] == "r"
@@ -371,7 +371,7 @@ async def test_a_run_that_ended_while_no_daemon_was_there_holds_nothing(head: He
         record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
         async with aclosing(head.run(caller=caller, record=record)) as events:  # type: ignore[type-var]
             await first(events, "granted")
-            successor = Head(head.node.paths.state.parent)
+            successor = Head(head.node.base.paths.state.parent)
             watch = asyncio.ensure_future(successor.runs.lock.run())
             assert successor.runs.record is not None
             assert successor.runs.record["in_progress"]
@@ -381,7 +381,7 @@ async def test_a_run_that_ended_while_no_daemon_was_there_holds_nothing(head: He
             watch.cancel()
             assert successor.runs.record["attempts"][0]["ended_at"] is not None
             assert "was ended" in successor.runs.record["attempts"][0]["what_followed"]
-            third = Head(head.node.paths.state.parent)
+            third = Head(head.node.base.paths.state.parent)
             assert third.runs.lock.holder is None
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -396,7 +396,7 @@ async def test_a_daemon_that_stops_leaves_the_lock_to_the_next(head: Head) -> No
     async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
         head.runs.lock.keep()
-    lock = Head(head.node.paths.state.parent).runs.lock
+    lock = Head(head.node.base.paths.state.parent).runs.lock
     assert lock.holder is not None
     assert lock.placement == granted["placement"] is not None, "where its processes are is still to be shown"
 
@@ -450,9 +450,9 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
     assert known() == [True, True]
     head.lists([replace(cloud, alive=False), edge])
     assert known() == [False, False]
-    head.node.local_ray.adopt()
+    head.node.inputs.ray.adopt()
     assert known() == [True, True]
-    give(head.node.board, directory=None)
+    give(head.node.base.board, directory=None)
     assert known() == [False]
 
 
@@ -464,7 +464,7 @@ async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
         await first(events, "granted")
         head.lists([])
         unknown = await first(events, "nodes")
-        head.node.local_ray.adopt()
+        head.node.inputs.ray.adopt()
         ended = await first(events, "nodes")
     assert [unknown["nodes"][0]["ray_known"], ended["nodes"][0]["ray_known"]] == [False, True]
 
@@ -495,7 +495,7 @@ async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
             finally:
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        head = Head(head.node.paths.state.parent)
+        head = Head(head.node.base.paths.state.parent)
         assert head.runs.lock.holder is not None
         head.enrol(CLOUD)
         head.lists([member("10.10.0.2", 0)])
@@ -512,7 +512,7 @@ async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tm
     async with aclosing(head.requests.stream_apps(ROOT, told)) as events:  # type: ignore[type-var]
         granted = await first(events, "granted")
         assert int(granted["environment"]["EDGELINK_GRPC_TIMEOUT_MS"]) > 300_000
-        assert head.node.conditions.get("DriverRunning").reason == "Granted"
+        assert head.node.base.conditions.get("DriverRunning").reason == "Granted"
         assert head.granted
         with refuses(RunInProgressError):
             await first(head.requests.stream_apps(ANOTHER, {}), "granted")
@@ -520,7 +520,7 @@ async def test_a_run_of_apps_holds_the_lock_as_a_driver_does_and_needs_no_ray(tm
         account.begin()
         await head.requests.note(ROOT, {"record": account.record.model_dump(mode="json")})
     assert head.runs.lock.holder is None
-    assert head.node.conditions.get("DriverRunning").reason == "NoRun"
+    assert head.node.base.conditions.get("DriverRunning").reason == "NoRun"
     assert head.runs.record is not None
     one, two = head.runs.record["attempts"]
     assert (one["exit_status"], one["lost_nodes"]) == (3, ["edge-1"])

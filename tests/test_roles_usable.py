@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from edgelink.cli.main import edgelink
 from edgelink.config import Config, Paths
+from edgelink.daemon.own_registry import warn_of_ignored_settings
 from edgelink.daemon.usable import require_usable
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.process import systemd_launcher
@@ -23,7 +24,6 @@ from edgelink.protocol.membership import put_membership
 from edgelink.protocol.payloads import RelayAddresses, Role
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.ray_cluster.pythons import NOBODY_UID
-from edgelink.roles.bootstrap import warn_of_ignored_settings
 
 NOBODYS = {"user": "no-such-user", "python": "/no/such/python"}
 

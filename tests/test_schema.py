@@ -16,12 +16,12 @@ from edgelink import log
 from edgelink.api import schema
 from edgelink.cli import ping
 from edgelink.config import Config, Paths
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.files import private_directory
 from edgelink.overlay.path_watch import Way
 from edgelink.protocol.payloads import Role
-from edgelink.roles.edge import Edge
-from edgelink.roles.head import Head
 from edgelink.telemetry.others import KnownNode, together
 from edgelink.testing import FakeClock
 from edgelink.training.run_record import Attempt, RunRecord
@@ -44,9 +44,9 @@ def test_the_status_of_a_node(role: Role, tmp_path: Path) -> None:
         RunRecord(run_id="r", command="python", attempts=(attempt,)).model_dump_json()
     )
     node = (Head if role is Role.HEAD else Edge)(Config(), paths, FakeClock(), ThisMachine(), None)
-    node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
-    assert (node.status().get("run") is not None) == (role is Role.HEAD)
-    daemon = {**node.status(), "paths": [WAY]}
+    node.base.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
+    assert (node.observation.status().get("run") is not None) == (role is Role.HEAD)
+    daemon = {**node.observation.status(), "paths": [WAY]}
     document = as_json({"schema": 1, "ready": False, "daemons": [daemon], "silent": ["nobody answers"]})
     schema.Status.model_validate(document)
     del document["daemons"][0]["phase"]

@@ -26,8 +26,8 @@ from telling import Words
 
 from edgelink import __version__
 from edgelink.cli.main import main
+from edgelink.daemon.head import Head
 from edgelink.daemon.leave import tell_left
-from edgelink.roles.head import Head
 
 WIDTH = 80
 # A moment, and how long something lasts: the order of the daemons' tasks is drawn, and moves them by a second.

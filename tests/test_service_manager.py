@@ -14,17 +14,17 @@ import pytest
 from stopping import stop_request
 from structlog.testing import capture_logs
 
+from edgelink.condition_table import Place
 from edgelink.conditions import ConditionSet, Phase
 from edgelink.config import Config, Paths
 from edgelink.daemon import lifecycle
+from edgelink.daemon.base import Base, keep_nothing
 from edgelink.daemon.lifecycle import ReloadRequested, StopRequest, run_until_stopped
+from edgelink.daemon.telling import status_line
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import SignalledError
 from edgelink.log import hide
 from edgelink.process.service_manager import ServiceManager, job_type, unit_of
-from edgelink.protocol.payloads import Role
-from edgelink.roles.daemon import status_line
-from edgelink.roles.node import Node
 from edgelink.testing import FakeClock
 
 UNIT = "edgelink-edge.service"
@@ -141,19 +141,12 @@ async def test_a_daemon_reports_ready_status_and_life(
     for name, value in environ(listener, WATCHDOG_USEC="30000000").items():
         monkeypatch.setenv(name, value)
     clock = FakeClock()
-    node = Node(
-        role=Role.EDGE,
-        config=Config(),
-        paths=Paths(tmp_path / "s", tmp_path / "r"),
-        clock=clock,
-        machine=ThisMachine(),
-        enrolment=None,
-    )
+    base = Base(Place.EDGE, Config(), Paths(tmp_path / "s", tmp_path / "r"), clock, ThisMachine())
     async with asyncio.TaskGroup() as tasks:
-        reporting = tasks.create_task(node.report_to_service_manager())
+        reporting = tasks.create_task(base.telling.run())
         await clock.advance(0)
         assert heard(listener) == ["READY=1", "STATUS=Starting: Leased NotObserved: not observed yet", "WATCHDOG=1"]
-        node.conditions.set_false("Leased", "TokenRefused", "the token was used up")
+        base.conditions.set_false("Leased", "TokenRefused", "the token was used up")
         assert heard(listener) == ["STATUS=Starting: Leased TokenRefused: the token was used up"]
         await clock.advance(30)
         assert heard(listener) == ["WATCHDOG=1"] * 3
@@ -218,20 +211,19 @@ async def test_the_first_ready_of_a_node_reaches_the_target(
     manager = Manager(listener.getsockname(), UNIT)
     monkeypatch.setattr(ServiceManager, "of_this_process", lambda: manager)
     clock = FakeClock()
-    paths = Paths(tmp_path / "s", tmp_path / "r")
-    node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, machine=ThisMachine(), enrolment=None)
+    base = Base(Place.EDGE, Config(), Paths(tmp_path / "s", tmp_path / "r"), clock, ThisMachine())
     async with asyncio.TaskGroup() as tasks:
-        reporting = tasks.create_task(node.report_to_service_manager())
+        reporting = tasks.create_task(base.telling.run())
         await clock.advance(0)
-        required = [condition.type for condition in node.conditions.unmet]
+        required = [condition.type for condition in base.conditions.unmet]
         for kind in required[:-1]:
-            node.conditions.set_true(kind, "Fine", "fine")
+            base.conditions.set_true(kind, "Fine", "fine")
             await clock.advance(0)
             assert manager.asked == []
         for _ in range(2):
-            node.conditions.set_true(required[-1], "Fine", "fine")
+            base.conditions.set_true(required[-1], "Fine", "fine")
             await clock.advance(0)
-            node.conditions.set_false(required[-1], "Gone", "gone")
+            base.conditions.set_false(required[-1], "Gone", "gone")
             await clock.advance(0)
         assert manager.asked == [("start", "edgelink-online.target")]
         reporting.cancel()
@@ -266,18 +258,11 @@ async def test_a_configuration_that_cannot_be_used_is_not_taken(
     """The daemon goes on with what it has: here until it is stopped."""
     manager = Manager(listener.getsockname(), UNIT, job="stop")
     monkeypatch.setattr(ServiceManager, "of_this_process", lambda: manager)
-    node = Node(
-        role=Role.EDGE,
-        config=Config(),
-        paths=Paths(tmp_path / "s", tmp_path / "r"),
-        clock=FakeClock(),
-        machine=ThisMachine(),
-        enrolment=None,
-    )
+    base = Base(Place.EDGE, Config(), Paths(tmp_path / "s", tmp_path / "r"), FakeClock(), ThisMachine())
     configuration.write_text(text)
     with capture_logs() as logs:
         signals = (signal.SIGHUP, signal.SIGTERM)
-        assert await _signalled(manager, *signals, stop=node.stop_request) == ["children"]
+        assert await _signalled(manager, *signals, stop=base.stop_request(keep_nothing)) == ["children"]
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["daemon.reload_refused"]
     assert heard(listener) == ["STOPPING=1", "STATUS=Stopping"]
 

@@ -35,7 +35,7 @@ def of_overlay_and_ray(box: Box) -> list[str]:
 @story
 async def test_a_head_and_two_edges_become_ready(sim: Sim) -> None:
     _, head, edge, other = await ready(sim, "cloud", "edge-1", "edge-2")
-    assert [node.node_rank for node in head.node.known_nodes()] == [None, 0, 1, 2]
+    assert [node["node_rank"] for node in (await head.asks("GET", "/peers"))["peers"]] == [None, 1, 2]
     for box in (head, edge, other):
         assert of_overlay_and_ray(box) == ["+easytier", "+raylet"]
 

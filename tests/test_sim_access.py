@@ -128,7 +128,7 @@ async def test_a_seized_broker_closes_and_opens_nothing(sim: Sim) -> None:
     await edge.stop()
     edge.start()
     await sim.until(edge.has("RegistryConnected"), 10)
-    memory, topic, client = relay.machine.memory, topics(relay).access(edge.node_id), edge.node.registry
+    memory, topic, client = relay.machine.memory, topics(relay).access(edge.node_id), edge.registry
     recorded = [message.payload for message in memory.published if message.topic == topic and message.payload]
     assert len(recorded) >= 3
     assert client is not None
@@ -147,7 +147,7 @@ async def test_a_full_disk_delays_an_opening_and_no_closing(sim: Sim) -> None:
     relay, head, edge = await ready(sim, "cloud", "edge-1")
     await allow(relay, "edge", "head")
     await sim.until(lambda: open_on(edge) == ssh(head), SOON_S)
-    disk, files = Disk(), edge.node.files
+    disk, files = Disk(), edge.node.base.files
     files.require = disk.guard(files.require, NotRecordedError("no room"))  # type: ignore[method-assign]
     disk.is_full = True
     await allow(relay, "edge", "relay")

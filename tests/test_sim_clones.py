@@ -32,8 +32,8 @@ def copy_of(sim: Sim, edge: Box, name: str = "copy") -> Box:
 
 def is_heard(relay: Box, box: Box) -> bool:
     """Whether the node's newest word, as the relay has it, is this daemon's, and EasyTier may start there."""
-    status, client = relay.relay.registry.statuses.get(box.node_id), box.node.registry
-    is_its = status is not None and client is not None and status.instance == client.life.instance
+    status, joined = relay.relay.registry.statuses.get(box.node_id), box.node.member.joined
+    is_its = status is not None and joined is not None and status.instance == joined.registry.life.instance
     return is_its and status.online and box.facts.admission.is_accepted
 
 
@@ -54,8 +54,7 @@ async def test_a_node_is_accepted_and_recorded(sim: Sim) -> None:
     assert edge.condition("Leased").reason == "Leased"
     recorded = relay.relay.store.machines.get(edge.node_id)
     assert recorded is not None
-    assert edge.node.registry is not None
-    assert (recorded.instance, recorded.machine) == (edge.node.registry.life.instance, edge.machine.hardware)
+    assert (recorded.instance, recorded.machine) == (edge.registry.life.instance, edge.machine.hardware)
 
 
 @story
@@ -79,12 +78,11 @@ async def test_a_copy_is_refused_by_name_and_the_node_goes_on(sim: Sim) -> None:
         (topic,) = (topic for topic in relay.machine.memory.retained if topic.endswith(f"{edge.node_id}/status"))
         return NodeStatus.model_validate_json(relay.machine.memory.retained[topic])
 
-    assert edge.node.registry is not None
-    instance = edge.node.registry.life.instance
+    instance = edge.registry.life.instance
     await sim.until(lambda: kept().online and kept().instance == instance, within_s=5)
     assert is_heard(relay, edge), "the copy's Last Will is not the node's end"
     assert edge.is_alive
-    assert edge.node.registry.is_connected
+    assert edge.registry.is_connected
     assert relay.relay.registry.refusals.counts["ClonedNode"] == 1
     assert events(relay).count("clone refused") == 1
     assert heard_twice(sim, relay) == [], "it was never let in"

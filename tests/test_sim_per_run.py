@@ -126,7 +126,7 @@ async def test_a_seized_broker_opens_no_edge_again(sim: Sim) -> None:
     await edge.stop()
     edge.start()
     await sim.until(edge.has("RegistryConnected"), 10)
-    memory, topic, client = relay.machine.memory, topics(relay).cluster, edge.node.registry
+    memory, topic, client = relay.machine.memory, topics(relay).cluster, edge.registry
     words = [message.payload for message in memory.published if message.topic == topic and message.payload]
     assert any(b'\\"members\\"' in payload for payload in words)
     assert client is not None

@@ -134,7 +134,7 @@ async def test_what_was_said_once_counts_no_more(sim: Sim) -> None:
     node.start()
     await sim.until(node.has("RegistryConnected"), within_s=5)
     assert node.facts.network.state is not None, "what counts is on disk"
-    before, client = node.membership.held, node.node.registry
+    before, client = node.membership.held, node.registry
     assert client is not None
     ignored = client.refusals.total
     for message in [*recorded, *reversed(recorded)]:
@@ -246,7 +246,7 @@ async def test_a_full_disk_of_the_relays_loses_no_step_that_is_due(sim: Sim) -> 
 async def test_a_nodes_session_outlasts_a_full_disk(sim: Sim) -> None:
     """The node stays connected meanwhile, and follows by itself when there is room again."""
     relay, _, node = await ready(sim, "cloud", "edge-1")
-    disk, files = Disk(), node.node.files
+    disk, files = Disk(), node.node.base.files
     for write in ("require", "keep"):
         setattr(files, write, disk.guard(getattr(files, write), NotRecordedError("no room")))
     sessions = len(relay.machine.memory.connects)

@@ -47,7 +47,7 @@ class World(Head):
 
     def __init__(self, directory: Path, config: Config | None = None) -> None:
         super().__init__(directory, config=config)
-        self.node.parts.ways = self._no_ways  # type: ignore[method-assign]
+        self.node.overlay.ways = self._no_ways  # type: ignore[method-assign]
         self.enrol(self.own, EDGE_1, EDGE_2)
         self.say(without_ray(EDGE_1.node_id), status(EDGE_2.node_id, RayJoined=(Status.TRUE, "AliveInRay")))
         self.lists([member("10.10.0.2", 0), member("10.10.0.4", 1)])
@@ -57,9 +57,9 @@ class World(Head):
 
     def say(self, *told: NodeStatus) -> None:
         """The nodes say this of themselves."""
-        table = self.node.board.facts.statuses
+        table = self.node.base.board.facts.statuses
         self.statuses.update({one.node_id: one for one in told})
-        give(self.node.board, statuses=replace(table, rows=self.statuses, revision=table.revision + 1))
+        give(self.node.base.board, statuses=replace(table, rows=self.statuses, revision=table.revision + 1))
         self.runs.standing.show_nodes_ready()
 
     async def rows(self) -> dict[str, dict[str, Any]]:
@@ -125,8 +125,8 @@ def test_it_takes_no_rank_also_while_it_is_away_and_for_the_next_daemon(tmp_path
     assert world.ranks() == {"cloud": 0, "edge-2": 1}
     next_daemon = Head(tmp_path)
     next_daemon.statuses[EDGE_1.node_id] = away
-    give(next_daemon.node.board, directory=Directory(network_id="n", epoch=1, entries=(world.own, EDGE_1, EDGE_2)))
-    published = next_daemon.node.board.facts.publishable
+    give(next_daemon.node.base.board, directory=Directory(network_id="n", epoch=1, entries=(world.own, EDGE_1, EDGE_2)))
+    published = next_daemon.node.base.board.facts.publishable
     assert [entry.hostname for entry, _ in published] == ["cloud", "edge-2"], "before it has looked at anybody"
     next_daemon.enrol(next_daemon.own, EDGE_1, EDGE_2)
     assert next_daemon.ranks() == {"cloud": 0, "edge-2": 1}
@@ -148,7 +148,7 @@ async def test_the_list_of_nodes_says_how_it_is(
 ) -> None:
     world = World(tmp_path)
     world.say(told)
-    give(world.node.board, silent=dict.fromkeys(silent, 0.0))
+    give(world.node.base.board, silent=dict.fromkeys(silent, 0.0))
     found = await world.node.nodes.list(ROOT, {})
     schema.Nodes.model_validate(json.loads(json.dumps({"schema": 1, **found})))
     row = (await world.rows())["edge-1"]
@@ -177,7 +177,7 @@ async def test_a_run_that_wants_it_is_refused_before_anything_starts(
 def test_the_head_knows_who_has_no_ray_also_without_one_of_its_own(tmp_path: Path, has_ray: bool) -> None:
     world = World(tmp_path, Config.model_validate({"ray": {"enabled": has_ray}}))
     world.runs.standing.show_nodes_ready()
-    assert world.node.board.facts.without_ray == {EDGE_1.node_id}
+    assert world.node.base.board.facts.without_ray == {EDGE_1.node_id}
 
 
 async def test_a_head_without_ray_has_no_cluster_and_grants_no_run(tmp_path: Path) -> None:

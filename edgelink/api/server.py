@@ -142,33 +142,41 @@ class LocalApi:
 
     @contextlib.asynccontextmanager
     async def serving(self, routes: Iterable[Route] = ()) -> AsyncIterator[None]:
-        """Answer ``routes`` until the block ends, then remove the socket. One that a dead daemon left is replaced.
+        """As :meth:`alone` and :meth:`answering`, one inside the other."""
+        with self.alone():
+            async with self.answering(routes):
+                yield
 
-        Raises:
-            UsageError: another daemon of this kind is already running.
-        """
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other daemon of this kind in until the block ends. Raises UsageError: one is already running."""
         self._make_directory()
         with only_one(self._lock_path):
             self._refuse_answering()
-            self._socket_path.unlink(missing_ok=True)
-            app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
-            app.add_routes(routes)
-            app[_STREAMS] = streams = set[asyncio.Task[Any]]()
-            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S)
-            await runner.setup()
+            yield
+
+    @contextlib.asynccontextmanager
+    async def answering(self, routes: Iterable[Route]) -> AsyncIterator[None]:
+        """Answer ``routes`` until the block ends, then remove the socket. One that a dead daemon left is replaced."""
+        self._socket_path.unlink(missing_ok=True)
+        app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+        app.add_routes(routes)
+        app[_STREAMS] = streams = set[asyncio.Task[Any]]()
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S)
+        await runner.setup()
+        try:
             try:
-                try:
-                    await self._listen(runner)
-                    self._runner = runner
-                    yield
-                finally:
-                    self._runner = None
-                    self._stop_listening()
-                    for stream in streams:  # most have no end of their own: the daemon's end would wait for them
-                        stream.cancel()
+                await self._listen(runner)
+                self._runner = runner
+                yield
             finally:
-                await runner.cleanup()
-                self._socket_path.unlink(missing_ok=True)
+                self._runner = None
+                self._stop_listening()
+                for stream in streams:  # most have no end of their own: the daemon's end would wait for them
+                    stream.cancel()
+        finally:
+            await runner.cleanup()
+            self._socket_path.unlink(missing_ok=True)
 
     async def keep_listening(self, clock: Clock) -> None:
         """Make the socket again each time that somebody removes or replaces it. Return by cancellation only."""

@@ -58,9 +58,8 @@ def command(
     from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.config.load import override
+    from edgelink.daemon.relays import is_additional_relay, run_relay
     from edgelink.errors import TokenError
-    from edgelink.roles.additional_relay import is_additional_relay
-    from edgelink.roles.bootstrap import run_bootstrap
 
     config, paths = daemon.prepare(config_path, verbose=verbose)
     relay["easytier_listeners"] = relay.pop("listeners")
@@ -79,4 +78,4 @@ def command(
         except (click.UsageError, TokenError):
             if not has_joined:
                 raise
-    run_daemon(run_bootstrap(config, paths, SystemClock(), import_secret, enrolment))
+    run_daemon(run_relay(config, paths, SystemClock(), import_secret, enrolment))

@@ -41,7 +41,7 @@ def command(
     from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.config.load import override
-    from edgelink.roles.edge import run_edge
+    from edgelink.daemon.edge import run_edge
 
     config, paths = daemon.prepare(config_path, verbose=verbose)
     if no_ray:

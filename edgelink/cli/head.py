@@ -37,7 +37,7 @@ def command(
     from edgelink.cli import daemon
     from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
-    from edgelink.roles.head import run_head
+    from edgelink.daemon.head import run_head
 
     if argv:
         from edgelink.cli.head_for_command import run_head_for_command

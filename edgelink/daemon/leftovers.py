@@ -15,6 +15,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.daemon.lifecycle import end_all
+from edgelink.daemon.overlay_parts import OverlayParts
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import UsageError
 from edgelink.facts.derive import board_of
@@ -22,7 +23,6 @@ from edgelink.files import private_directory
 from edgelink.process import SessionLauncher
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.relay.broker import broker_process, remove_files
-from edgelink.roles.overlay_parts import OverlayParts
 
 
 async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]:

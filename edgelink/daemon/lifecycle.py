@@ -15,6 +15,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from edgelink.api.server import Caller, Route, route
 from edgelink.config import Config, load_config
 from edgelink.errors import ConfigError, EdgelinkError, SignalledError, first_failure
 from edgelink.log import get_logger
@@ -55,6 +56,16 @@ class StopRequest:
         self.keep_children = keep_children
         self.before_end()
         self._event.set()
+
+    def route(self) -> Route:
+        """Return ``POST /stop``."""
+
+        async def stop(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+            caller.require()
+            self.request()
+            return {}
+
+        return route("POST", "/stop", stop)
 
     @property
     def is_requested(self) -> bool:

@@ -45,7 +45,7 @@ async def enrol(
     overlay_ip = None
     if config.overlay.kind == "existing":
         # Here, as `edgelink join` would wait for half a second for what looks at devices, and needs it nowhere else.
-        from edgelink.roles.overlay_parts import existing_address
+        from edgelink.overlay.link import existing_address
 
         overlay_ip = await existing_address(config.overlay.device)
     membership = await request_membership(

@@ -93,7 +93,7 @@ class Turn(Action):
 
 
 class Overlay(Protocol):
-    """What of :class:`edgelink.roles.overlay_parts.OverlayParts` is needed here."""
+    """What of :class:`edgelink.daemon.overlay_parts.OverlayParts` is needed here."""
 
     async def lists_others(self) -> bool:
         """Whether EasyTier lists another node. Raises EdgelinkError when it cannot be asked."""

@@ -17,7 +17,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_LINK
 
 from edgelink.clock import Clock, SystemClock
-from edgelink.errors import OverlayAddressError
+from edgelink.errors import ConfigError, OverlayAddressError
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 
@@ -227,3 +227,19 @@ async def _device_names(netlink: Any) -> dict[int, str]:
 def _interface(address: Any) -> IPv4Interface:
     ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
     return IPv4Interface(f"{ip}/{address['prefixlen']}")
+
+
+async def existing_address(device: str) -> IPv4Address:
+    """The one address of a device that something else made. Raises ConfigError as :func:`only_address` does."""
+    return only_address(device, await LinkMonitor().observe(device))
+
+
+def only_address(device: str, state: LinkState) -> IPv4Address:
+    """The one address of a device that was observed; pure. Raises ConfigError when there is not exactly one."""
+    if len(state.addresses) != 1:
+        found = ", ".join(map(str, state.addresses)) or "none"
+        raise ConfigError(
+            f"overlay.device {device}: needs exactly one IPv4 address, found {found}",
+            hint="name the device that the other nodes reach this machine by",
+        )
+    return state.addresses[0].ip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Address
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from edgelink.api.server import Caller, Route, route, user_name
 from edgelink.clock import Clock
@@ -12,7 +12,6 @@ from edgelink.conditions import Status
 from edgelink.errors import NodeInUseError, UsageError
 from edgelink.facts.board import Board
 from edgelink.log import get_logger
-from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import LEFT, Role
 from edgelink.relay.access import access_to_dict
 from edgelink.relay.authority import Authority
@@ -43,22 +42,24 @@ ROUTES = (
 log = get_logger("bootstrap")
 
 
-class RegistryHolder(Protocol):
-    """What the routes need of the relay; all of it is there by the time that a request comes."""
-
-    clock: Clock
-    board: Board[Any]
-    key: NodeKey
-    store: RegistryStore
-    authority: Authority
-    registry: RegistryService
-
-
 class RegistryRoutes:
-    """Answers for ``holder``; see :data:`ROUTES`."""
+    """Answers for the registry ``service`` of the relay ``node_id``; see :data:`ROUTES`."""
 
-    def __init__(self, holder: RegistryHolder) -> None:
-        self._holder = holder
+    def __init__(
+        self,
+        board: Board[Any],
+        node_id: str,
+        store: RegistryStore,
+        authority: Authority,
+        service: RegistryService,
+        clock: Clock,
+    ) -> None:
+        self._board = board
+        self._node_id = node_id
+        self._store = store
+        self._authority = authority
+        self._service = service
+        self._clock = clock
 
     def routes(self) -> Iterator[Route]:
         for method, path, name in ROUTES:
@@ -67,7 +68,7 @@ class RegistryRoutes:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node that holds a lease, and what is known of it now."""
-        leases, seen = self._holder.store.leases(), self._seen()
+        leases, seen = self._store.leases(), self._seen()
         return [
             {
                 "hostname": lease.hostname,
@@ -95,18 +96,18 @@ class RegistryRoutes:
         )
         if request.replaces is not None:
             self._refuse_in_use(request.replaces, force=bool(body.get("force")))
-        token = await self._holder.registry.create_token(request)
-        record = next(item for item in self._holder.authority.tokens() if item.token_id == token.token_id)
-        return {"token": token.encode(), **record.to_dict(self._holder.clock.now())}
+        token = await self._service.create_token(request)
+        record = next(item for item in self._authority.tokens() if item.token_id == token.token_id)
+        return {"token": token.encode(), **record.to_dict(self._clock.now())}
 
     async def list_tokens(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        now = self._holder.clock.now()
-        return {"tokens": [record.to_dict(now) for record in self._holder.authority.tokens()]}
+        now = self._clock.now()
+        return {"tokens": [record.to_dict(now) for record in self._authority.tokens()]}
 
     async def revoke_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        await self._holder.registry.revoke_token(body["token_id"])
+        await self._service.revoke_token(body["token_id"])
         return {}
 
     async def _refuse_to_renew(self, _caller: Caller, _body: dict[str, Any]) -> NoReturn:
@@ -117,13 +118,13 @@ class RegistryRoutes:
         )
 
     async def list_leases(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        resting = [rest.to_dict() for rest in self._holder.store.quarantine.resting()]
+        resting = [rest.to_dict() for rest in self._store.quarantine.resting()]
         return {"version": VERSION, "leases": self.nodes(), "resting": resting}
 
     async def show_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        known = describe(self._holder.store, body["node"], self._holder.clock.now())
-        status = self._holder.registry.statuses.get(known["node_id"])
+        known = describe(self._store, body["node"], self._clock.now())
+        status = self._service.statuses.get(known["node_id"])
         return known | {
             **self._seen()(known["node_id"]),
             "edgelink_version": status.edgelink_version if status else None,
@@ -134,12 +135,12 @@ class RegistryRoutes:
 
         This relay itself has no session as a node, and answers here.
         """
-        paused, left = self._paused(), self._holder.store.departures.all()
+        paused, left = self._paused(), self._store.departures.all()
 
         def seen(node_id: str) -> dict[str, Any]:
-            status = self._holder.registry.statuses.get(node_id)
-            if status is None and node_id == self._holder.key.node_id:
-                return {"online": True, "phase": self._holder.board.facts.phase.value, "paused": False}
+            status = self._service.statuses.get(node_id)
+            if status is None and node_id == self._node_id:
+                return {"online": True, "phase": self._board.facts.phase.value, "paused": False}
             if node_id in left:
                 return {"online": False, "phase": LEFT, "paused": False}
             if status is None:
@@ -150,8 +151,8 @@ class RegistryRoutes:
 
     def _paused(self) -> set[str]:
         """Whom the head calls paused, as long as it is there itself: it knows sooner than the broker."""
-        heads = [lease.node_id for lease in self._holder.store.leases() if lease.role is Role.HEAD]
-        said = [status for node_id in heads if (status := self._holder.registry.statuses.get(node_id)) is not None]
+        heads = [lease.node_id for lease in self._store.leases() if lease.role is Role.HEAD]
+        said = [status for node_id in heads if (status := self._service.statuses.get(node_id)) is not None]
         return {node_id for status in said if status.online for node_id in status.paused}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
@@ -166,20 +167,20 @@ class RegistryRoutes:
         )
         if not change.is_of_labels_only:
             self._refuse_change(body["node"], force=bool(body.get("force")))
-        lease = await self._holder.registry.change_lease(body["node"], change, caller=user_name(caller.uid))
+        lease = await self._service.change_lease(body["node"], change, caller=user_name(caller.uid))
         log.info("bootstrap.lease_changed", hostname=lease.hostname, node_id=lease.node_id, epoch=lease.lease_epoch)
         return {"version": VERSION, "lease": lease_to_dict(lease)}
 
     def _refuse_change(self, node: str, *, force: bool) -> None:
         """Raises NodeInUseError, unless forced, for a node that would have to go on with the lease that it has."""
-        lease = self._holder.store.find_lease(node)
-        if lease is not None and lease.node_id == self._holder.key.node_id:  # also where the head's daemon runs beside
+        lease = self._store.find_lease(node)
+        if lease is not None and lease.node_id == self._node_id:  # also where the head's daemon runs beside
             raise UsageError(
                 f"{lease.hostname} is the relay that holds the registry: its lease is as it was founded",
                 hint="labels may be changed; a head beside it has hostname and address with it",
                 reason="OwnLease",
             )
-        status = self._holder.registry.statuses.get(lease.node_id) if lease else None
+        status = self._service.statuses.get(lease.node_id) if lease else None
         if lease is None or lease.preferred_rank is None or status is None or not status.online or force:
             return
         if run := self._run_in_progress():
@@ -191,18 +192,18 @@ class RegistryRoutes:
 
     def _run_in_progress(self) -> str | None:
         """What the head says of it."""
-        heads = {lease.node_id for lease in self._holder.store.leases() if lease.role is Role.HEAD}
-        said = [status for status in self._holder.registry.statuses.values() if status.node_id in heads]
+        heads = {lease.node_id for lease in self._store.leases() if lease.role is Role.HEAD}
+        said = [status for status in self._service.statuses.values() if status.node_id in heads]
         running = (c for status in said if status.online for c in status.conditions if c.type == "DriverRunning")
         return next((condition.message for condition in running if condition.status is Status.TRUE), None)
 
     async def export(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        return export(self._holder.store, self._holder.clock.now())
+        return export(self._store, self._clock.now())
 
     async def import_fleet(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        imported = await self._holder.registry.import_fleet(
+        imported = await self._service.import_fleet(
             read_fleet(body["file"]).leases, ttl_s=float(body["ttl_s"]), dry_run=bool(body.get("dry_run"))
         )
         return {
@@ -225,7 +226,7 @@ class RegistryRoutes:
         """Serve ``{"target", "ports", "sources"}``: one rule for each source."""
         caller.require()
         rules, user = self._rules(body), user_name(caller.uid)
-        new, is_told = await self._holder.registry.allow_access(rules, caller=user)
+        new, is_told = await self._service.allow_access(rules, caller=user)
         for rule in new:
             log.info("bootstrap.access_allowed", rule=str(rule), by=user)
         return {"version": VERSION, "new": len(new), "told": is_told, **self._access(rules)}
@@ -234,34 +235,34 @@ class RegistryRoutes:
         """Serve the same. The rules in the answer are those that still open some of these ports."""
         caller.require()
         rules, user = self._rules(body), user_name(caller.uid)
-        is_told = await self._holder.registry.deny_access(rules, caller=user)
+        is_told = await self._service.deny_access(rules, caller=user)
         for rule in rules:
             log.info("bootstrap.access_denied", rule=str(rule), by=user)
-        left = [made.rule for made in self._holder.authority.access.all()]
+        left = [made.rule for made in self._authority.access.all()]
         overlapping = [rule for rule in left if any(rule.overlaps(gone) for gone in rules)]
         return {"version": VERSION, "told": is_told, **self._access(overlapping, changed=rules)}
 
     def _rules(self, body: dict[str, Any]) -> list[AccessRule]:
-        access = self._holder.authority.access
+        access = self._authority.access
         return [access.rule(str(body["target"]), str(body["ports"]), str(source)) for source in body["sources"]]
 
     def _access(self, only: list[AccessRule] | None = None, changed: Sequence[AccessRule] = ()) -> dict[str, Any]:
         """Rules (None: all) with what they come to, and which of their targets and of ``changed`` do not follow yet."""
-        statuses, own = self._holder.registry.statuses, self._holder.key.node_id
+        statuses, own = self._service.statuses, self._node_id
         behind = {}
-        for lease in self._holder.store.leases():
+        for lease in self._store.leases():
             status = statuses.get(lease.node_id)
             if lease.node_id == own:
                 continue
             if status is None or not status.online:
                 behind[lease.node_id] = "offline"
-        return access_to_dict(self._holder.store, behind, only, changed)
+        return access_to_dict(self._store, behind, only, changed)
 
     async def release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
         caller.require()
         self._refuse_in_use(body["node"])
-        released = await self._holder.registry.release(
+        released = await self._service.release(
             body["node"], at_once=bool(body.get("now")), caller=user_name(caller.uid)
         )
         log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
@@ -276,12 +277,12 @@ class RegistryRoutes:
 
     def _refuse_in_use(self, node: str, *, force: bool = False) -> None:
         """Raises UsageError for our own lease, and, unless forced, for that of a node that is there."""
-        lease = self._holder.store.find_lease(node)
+        lease = self._store.find_lease(node)
         if lease is None:
             return
-        if lease.node_id == self._holder.key.node_id:
+        if lease.node_id == self._node_id:
             raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
-        status = self._holder.registry.statuses.get(lease.node_id)
+        status = self._service.statuses.get(lease.node_id)
         if status is not None and status.online and not force:
             raise NodeInUseError(
                 f"{lease.hostname} ({lease.overlay_ip}) is online and uses its lease",

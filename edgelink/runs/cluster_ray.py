@@ -18,9 +18,8 @@ from edgelink.errors import DeadlineError, UsageError
 from edgelink.log import get_logger
 from edgelink.process import is_alive
 from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
-from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.ray_cluster.reconcilers import RayHeadReconciler, RayInputs
 from edgelink.relay.allocator import HEAD_RANK
-from edgelink.roles.node import Node
 from edgelink.runs.progress import LOOK_S, all_ready, follow_by_clock
 from edgelink.runs.ray_commands import require_ray_user
 from edgelink.runs.readiness import NodeReadiness
@@ -34,7 +33,7 @@ log = get_logger("ray")
 class ClusterRay:
     """Routes of the head's daemon."""
 
-    def __init__(self, node: Node, runs: Runs, ray: RayHeadReconciler) -> None:
+    def __init__(self, node: RayInputs, runs: Runs, ray: RayHeadReconciler) -> None:
         self._node = node
         self._runs = runs
         self._ray = ray

@@ -8,8 +8,7 @@ from typing import Any
 from edgelink.api.server import Caller, Route, stream_route
 from edgelink.errors import RayClusterError
 from edgelink.process import Identity
-from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
-from edgelink.roles.node import Node
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayInputs
 from edgelink.runs.progress import all_ready, follow_by_clock
 from edgelink.runs.ray_commands import require_ray_user
 from edgelink.runs.readiness import NodeReadiness
@@ -21,7 +20,7 @@ _TIMEOUT_S = 120.0
 class EdgeRay:
     """Routes of the edge's daemon."""
 
-    def __init__(self, node: Node, ray: RayEdgeReconciler) -> None:
+    def __init__(self, node: RayInputs, ray: RayEdgeReconciler) -> None:
         self._node = node
         self._ray = ray
 
@@ -75,7 +74,8 @@ class EdgeRay:
 
     def _row(self, *, is_new: bool) -> NodeReadiness:
         joined = self._node.conditions.get("RayJoined")
-        lease = self._node.membership.lease if self._node.membership else None
+        running = self._node.board.facts.running
+        lease = running.lease if running else None
         ready = is_new and self._node.conditions.is_true("RayJoined")
         message = joined.message if is_new else "its former Ray is still there"
         return NodeReadiness(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from edgelink.api import metrics
 from edgelink.api.metrics import Sample
@@ -13,7 +13,7 @@ from edgelink.conditions import Status
 from edgelink.duration import brief
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.protocol.payloads import DirectoryEntry, NodeStatus
-from edgelink.roles.node import Node
+from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.runs.gang import Gang
 from edgelink.runs.progress import Rows, missing_in_words
 from edgelink.runs.readiness import NodeReadiness
@@ -33,11 +33,19 @@ _ALSO_WRONG = (
 _GOALS = ("nodes", "gpus", "cpus")
 
 
+class Overlay(Protocol):
+    """What is needed of the head's overlay."""
+
+    async def ways(self) -> list[dict[str, Any]]:
+        """Return on what way each other node is reached."""
+
+
 class Nodes:
     """Routes of the head's daemon, for every local user."""
 
-    def __init__(self, node: Node, runs: Runs, gang: Gang) -> None:
-        self._node = node
+    def __init__(self, inputs: RayInputs, overlay: Overlay, runs: Runs, gang: Gang) -> None:
+        self._board, self._node_id = inputs.board, inputs.key.node_id
+        self._overlay = overlay
         self._gang = gang
         self._runs = runs
 
@@ -63,8 +71,8 @@ class Nodes:
     async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every node that has a rank, who else is alive in Ray, and the totals of what Ray has."""
         found = self._runs.standing.nodes()
-        ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
-        spec = self._node.board.facts.cluster_spec
+        ways = {way["overlay_ip"]: way for way in await self._overlay.ways()}
+        spec = self._board.facts.cluster_spec
         return {
             "nodes": self.rows(ways),
             "edges_open_to": spec.edges_open_to if spec is not None else "all",
@@ -128,8 +136,8 @@ class Nodes:
         yield {"event": "done", "totals": totals(self._runs.standing.nodes())}
 
     def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: Mapping[str, Any] | None) -> dict[str, Any]:
-        facts = self._node.board.facts
-        is_own = entry is not None and entry.node_id == self._node.key.node_id
+        facts = self._board.facts
+        is_own = entry is not None and entry.node_id == self._node_id
         status: NodeStatus | None = None
         if entry is not None:
             status = facts.node_status if is_own else facts.statuses.rows.get(entry.node_id)

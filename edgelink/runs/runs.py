@@ -49,7 +49,7 @@ class Runs:
     """The one run at a time of a head."""
 
     def __init__(self, inputs: RayInputs) -> None:
-        self._clock, self._files = inputs.clock, inputs.files
+        self._board, self._clock, self._files = inputs.board, inputs.clock, inputs.files
         self._conditions = inputs.conditions
         self.lock = RunLock(inputs.board, inputs.paths.run_lock, self._clock, self._released, self._files)
         without_ray = WithoutRayBook(inputs.board, inputs.paths.state / "without-ray.json", self._files)
@@ -92,13 +92,16 @@ class Runs:
         self._records.append((self._clock.now(), record))
         self._wake_watchers()
 
+    def details(self) -> dict[str, Any]:
+        """Return what the head's status tells of runs."""
+        return {"run": self.record}
+
     def moment(self) -> dict[str, Any]:
-        """For the flight recorder: how far the run in progress is."""
+        """Return what the flight recorder keeps: how far the run in progress is, and whom Ray lists as alive."""
         last = self._record.attempts[-1] if self._record and self._record.attempts and self.lock.holder else None
-        return {
-            "attempt": last.number if last else None,
-            "step": last.step if last else None,
-        }
+        alive = sorted(f"{one.rank}:{one.node_id[:8]}" for one in self._board.facts.ray_members if one.alive)
+        run = {"attempt": last.number if last else None, "step": last.step if last else None}
+        return {"run": run, "ray_alive": alive}
 
     def open_edges(self) -> None:
         """Have the edges of the run that is about to begin reach each other, until it ends."""

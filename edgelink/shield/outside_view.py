@@ -6,31 +6,43 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edgelink.api.server import Caller, Route, route
+from edgelink.clock import Clock
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.knock import MAX_PORTS, KnockError, ask_relay
 from edgelink.process import ports
+from edgelink.protocol.keys import NodeKey
+from edgelink.protocol.membership import Membership
+from edgelink.protocol.payloads import Directory
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.rendezvous import wanted_ranges
 from edgelink.relay.knocker import Knocker
-from edgelink.roles.member import Member
 
 # What machines and the routers before them often answer on: ssh, web, and what Ray and torch listen on by default.
 _OFTEN = (22, 80, 443, 8080, 10001, 29500)
 
 
-def knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | None]) -> Route:
+def knock_route(
+    config: Config,
+    board: Board[Facts],
+    key: NodeKey,
+    clock: Clock,
+    closed: Callable[[], Sequence[tuple[int, int]] | None],
+) -> Route:
     """``POST /knock``: answer with what a relay found, and what is ``closed`` beside Ray's own ports; for root."""
 
     async def knock(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
         trainings = closed()
-        ranges = wanted_ranges(node.config) if trainings is None else trainings
+        ranges = wanted_ranges(config) if trainings is None else trainings
         more = [int(port) for port in body.get("ports", ())]
-        asked, not_asked = asked_ports(node.config, more, ports.listeners(), ranges)
-        if node.membership is None or node.board.facts.directory is None:
+        asked, not_asked = asked_ports(config, more, ports.listeners(), ranges)
+        membership, directory = board.facts.running, board.facts.directory
+        if membership is None or directory is None:
             raise KnockError("this node knows no relay yet", hint="`edgelink status` says what it waits for")
-        servers = one_a_host(node.membership.secrets.stun_servers)
+        servers = one_a_host(membership.secrets.stun_servers)
         if not servers:
             raise KnockError("no relay of this network answers STUN, and so none knocks", hint="set relay.stun_ports")
         failure: EdgelinkError | None = None
@@ -39,10 +51,10 @@ def knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | N
                 found = await ask_relay(
                     server,
                     asked,
-                    key=node.key,
-                    network_id=node.membership.network_id,
-                    relay_keys=relay_keys(node),
-                    clock=node.clock,
+                    key=key,
+                    network_id=membership.network_id,
+                    relay_keys=relay_keys(directory),
+                    clock=clock,
                 )
             except EdgelinkError as error:
                 failure = error
@@ -60,29 +72,26 @@ def knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | N
     return route("POST", "/knock", knock)
 
 
-def member_knocker(relay: Member) -> Knocker:
-    """That of a relay without a registry: whom it knocks for is told by the directory."""
-    assert relay.membership is not None
+def member_knocker(board: Board[Facts], key: NodeKey, membership: Membership, clock: Clock) -> Knocker:
+    """Return the knocker of a relay without a registry. It knocks for the nodes in the directory."""
 
     def verify_key_of(node_id: str) -> str | None:
-        directory = relay.board.facts.directory
+        directory = board.facts.directory
         entry = directory.entry(node_id) if directory else None
         return entry.verify_key if entry else None
 
     return Knocker(
-        key=relay.key,
-        network_id=relay.membership.network_id,
-        overlay=relay.membership.lease.cidr,
+        key=key,
+        network_id=membership.network_id,
+        overlay=membership.lease.cidr,
         verify_key_of=verify_key_of,
-        clock=relay.clock,
+        clock=clock,
     )
 
 
-def relay_keys(node: Member) -> Callable[[str], str | None]:
-    """The public key of a relay by its node id; None for anybody else."""
-    directory = node.board.facts.directory
-    known = {entry.node_id: entry.verify_key for entry in directory.relay_entries} if directory else {}
-    return known.get
+def relay_keys(directory: Directory) -> Callable[[str], str | None]:
+    """Return what finds the public key of a relay by its node id. None: that node is no relay."""
+    return {entry.node_id: entry.verify_key for entry in directory.relay_entries}.get
 
 
 def one_a_host(servers: Iterable[str]) -> list[str]:

@@ -23,22 +23,28 @@ from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
 from edgelink.api.web.pace import Pace, step_of
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
+from edgelink.condition_table import Place as Daemon
+from edgelink.condition_table import required_on
 from edgelink.conditions import Phase
 from edgelink.errors import EdgelinkError
 from edgelink.facts.derive import Observed
 from edgelink.log import get_logger
+from edgelink.member.session_parts import RegistrysWord
 from edgelink.process.hosts_file import DOMAIN
-from edgelink.ray_cluster.ray_reconciler import RayReconciler
+from edgelink.protocol.payloads import Lease
+from edgelink.ray_cluster.reconcilers import RayHeadReconciler, RayInputs
 from edgelink.reconcile import Wakeup
-from edgelink.roles.node import READY_CONDITIONS, Node
-from edgelink.roles.session_parts import RegistrysWord
 from edgelink.runs.node_list import Nodes
 from edgelink.runs.pauses import Pausing
 from edgelink.runs.ray_commands import require_ray_user
 from edgelink.runs.runs import Runs
+from edgelink.shield.exposure import Exposure
 from edgelink.telemetry.dashboard_view import View
-from edgelink.telemetry.recorder import noted
+from edgelink.telemetry.others import Overlay
+from edgelink.telemetry.recorder import Recorder, noted
 from edgelink.timeouts import timeout
+
+READY_CONDITIONS = required_on(Daemon.EDGE)  # and on the head
 
 _LOOK_S = 2.0  # what nobody wakes us for
 _UNWATCHED_LOOK_S = 10.0
@@ -70,18 +76,32 @@ class PageNotServedError(EdgelinkError):
 class Dashboard:
     """Everything behind the page; :meth:`run` for the daemon's life."""
 
-    def __init__(self, node: Node, runs: Runs, nodes: Nodes, ray: RayReconciler) -> None:
+    def __init__(
+        self,
+        inputs: RayInputs,
+        overlay: Overlay,
+        exposure: Exposure,
+        recorder: Recorder,
+        *,
+        ray: RayHeadReconciler,
+        runs: Runs,
+        nodes: Nodes,
+    ) -> None:
         self.feed = Feed()
         self.history = History()
-        self.logins = Logins(node.paths.web_key, node.clock)
-        self.page = WebPage(self.feed, self.logins, self.of_node, self._names, node_id=node.key.node_id)
+        self.logins = Logins(inputs.paths.web_key, inputs.clock)
+        self.page = WebPage(self.feed, self.logins, self.of_node, self._names, node_id=inputs.key.node_id)
         self.wakeup = Wakeup()
-        self._node = node
+        self._config, self._board, self._conditions = inputs.config, inputs.board, inputs.conditions
+        self._clock, self._node_id, self._token_copy = inputs.clock, inputs.key.node_id, inputs.paths.ray_token_copy
+        self._overlay = overlay
+        self._exposure = exposure
+        self._recorder = recorder
         self._runs = runs
         self._ray = ray
-        self._view = View(node, runs, nodes)
+        self._view = View(inputs, exposure, runs, nodes)
         self._rows: dict[str, NodeRow] = {}
-        self._conditions: Conditions = {}
+        self._told: Conditions = {}
         self._run_seen = runs.record  # of what ended before this daemon nothing is told again
         self._ways: dict[str, dict[str, Any]] = {}
         self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
@@ -94,9 +114,8 @@ class Dashboard:
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
-        node.board.read(RegistrysWord, "web page", self.wakeup)
-        node.board.read(Observed, "web page", self.wakeup)
-        node.board.read(Pausing, "web page", self.wakeup)
+        for facts in (RegistrysWord, Observed, Pausing):
+            inputs.board.read(facts, "web page", self.wakeup)
         runs.watch(self.wakeup)
 
     def routes(self) -> Iterator[Route]:
@@ -110,14 +129,14 @@ class Dashboard:
             PageNotServedError: the page is switched off, or its port is taken.
         """
         await require_ray_user(caller, self._ray)
-        config = self._node.config
+        config = self._config
         if config.web.listen == "off":
             raise PageNotServedError("`web.listen: off` in the configuration", hint="take it out, restart the daemon")
         if self._failure is not None:
             raise PageNotServedError(self._failure, hint="set another web.port, or stop who has it")
-        lease = self._node.membership.lease if self._node.membership else None
+        lease = self._lease
         has_overlay = self._overlay_place() is not None and lease is not None
-        token = self._node.paths.ray_token_copy if self._node.exposure.ray_auth == "token" else None
+        token = self._token_copy if self._exposure.ray_auth == "token" else None
         return {
             "link": self.logins.new_link(),
             "lives_s": LINK_LIVES_S,
@@ -136,9 +155,9 @@ class Dashboard:
 
     async def run(self) -> None:
         """Ends by cancellation only. What happens is recorded also where there is no page."""
-        if self._node.config.web.listen == "off":
+        if self._config.web.listen == "off":
             await self._follow()
-        self.history.restore(noted(self._node.recorder.directory, self._node.clock.now() - _PAST, RECORDED))
+        self.history.restore(noted(self._recorder.directory, self._clock.now() - _PAST, RECORDED))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="web-follow")
             tasks.create_task(self._measure(), name="web-measure")
@@ -148,22 +167,22 @@ class Dashboard:
         """All that is known of one node."""
         if node_id not in self._rows:
             return None
-        conditions = [condition.model_dump(mode="json") for condition in self._conditions.get(node_id, ())]
+        conditions = [condition.model_dump(mode="json") for condition in self._told.get(node_id, ())]
         return {"node_id": node_id, "conditions": conditions, **self.history.of_node(node_id)}
 
     def look(self) -> None:
         """See what has changed, keep it, tell who follows."""
-        now = self._node.clock.now()
+        now = self._clock.now()
         rows = self._view.rows(self._ways, frozenset(self._silent))
         for node_id, row in rows.items():
             self._judge(node_id, row, self._rows.get(node_id), now)
         conditions = self._view.conditions()
         for change in self.history.compare(self._rows, rows, now, is_starting=self._is_starting):
-            self._node.recorder.note("node", **change)
+            self._recorder.note("node", **change)
         self._record_all(rows)
         names = {node_id: row["hostname"] for node_id, row in rows.items()}
-        self.history.compare_conditions(self._conditions, conditions, names, READY_CONDITIONS, now)
-        self._rows, self._conditions = rows, conditions
+        self.history.compare_conditions(self._told, conditions, names, READY_CONDITIONS, now)
+        self._rows, self._told = rows, conditions
         self._look_at_runs()
         timeline = self.history.timeline
         self.feed.publish(
@@ -183,13 +202,13 @@ class Dashboard:
     @property
     def _is_starting(self) -> bool:
         """The head is, and does not know yet how the others are."""
-        return self._node.board.facts.phase is Phase.STARTING
+        return self._board.facts.phase is Phase.STARTING
 
     def _judge(self, node_id: str, row: NodeRow, before: NodeRow | None, now: datetime) -> None:
         """What only who has looked before can say of a node."""
         is_new = before is None or before["health"] == "coming"
         is_too_early = is_new and self._is_starting and row["health"] in ("away", "trouble")
-        now_s = self._node.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         if not is_too_early and row["health"] != "coming":
             self._coming.pop(node_id, None)
         elif now_s - self._coming.setdefault(node_id, now_s) <= _COMING_S:
@@ -209,19 +228,19 @@ class Dashboard:
 
     def _record_all(self, rows: dict[str, NodeRow]) -> None:
         """How all nodes are, for who reads what followed; see :meth:`History.restore`."""
-        now_s = self._node.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         if not rows or (self._recorded_s is not None and now_s - self._recorded_s < _ALL_RECORDED_S):
             return
         self._recorded_s = now_s
         found: dict[str, list[str]] = {}
         for row in rows.values():
             found.setdefault(row["health"], []).append(row["hostname"])
-        self._node.recorder.note("nodes", health=found)
+        self._recorder.note("nodes", health=found)
 
     def _look_at_runs(self) -> None:
         """Tell of each start and each end since the last look, also of a run after which another one came."""
         for run_id, points in self._runs.take_points():
-            now = self._node.clock.now()
+            now = self._clock.now()
             self.history.add_points(run_id, points, now)
             if points:
                 self._pace.note(run_id, now, points[-1][0])
@@ -252,7 +271,7 @@ class Dashboard:
             why=attempt["what_followed"] if ended else "",
         )
         self.history.run_changed(at, change)
-        self._node.recorder.note("run", **change)
+        self._recorder.note("run", **change)
 
     def _measured(self, node_id: str, row: NodeRow) -> Measure:
         answers = self._answered.get(node_id)
@@ -272,20 +291,19 @@ class Dashboard:
     async def _follow(self) -> None:
         while True:
             self.look()
-            await self._node.clock.sleep(_REST_S if self.feed.watched else _UNWATCHED_REST_S)
+            await self._clock.sleep(_REST_S if self.feed.watched else _UNWATCHED_REST_S)
             await self.wakeup.wait(_LOOK_S if self.feed.watched else _UNWATCHED_LOOK_S)
 
     async def _measure(self) -> None:
         gate = asyncio.Semaphore(_AT_ONCE)
         while True:
-            self._ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
-            self._rates.note(self._node.clock.monotonic_s(), self._ways.values())
+            self._ways = {way["overlay_ip"]: way for way in await self._overlay.ways()}
+            self._rates.note(self._clock.monotonic_s(), self._ways.values())
             targets = {node_id: row["overlay_ip"] for node_id, row in self._rows.items()}
-            targets.pop(self._node.key.node_id, None)
-            lease = self._node.membership.lease if self._node.membership else None
-            if lease is not None and self._node.conditions.is_true("OverlayUp"):
+            targets.pop(self._node_id, None)
+            if self._lease is not None and self._conditions.is_true("OverlayUp"):
                 # Nobody pays by the byte for a page that nobody looks at.
-                spared = frozenset() if self.feed.watched else self._node.board.facts.metered
+                spared = frozenset() if self.feed.watched else self._board.facts.metered
                 asked = {node_id: address for node_id, address in targets.items() if node_id not in spared}
                 async with asyncio.TaskGroup() as tasks:
                     for node_id, address in asked.items():
@@ -304,7 +322,7 @@ class Dashboard:
             rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
             self.feed.woken.clear()
             if self.feed.watched or not targets or self._doubts_a_relay():  # no targets: not known yet
-                await self._node.clock.sleep(rest_s)
+                await self._clock.sleep(rest_s)
             else:
                 with suppress(TimeoutError):
                     async with timeout(max(rest_s, _UNWATCHED_MEASURE_S)):
@@ -312,7 +330,7 @@ class Dashboard:
 
     async def _ping(self, gate: asyncio.Semaphore, node_id: str, target: IPv4Address) -> None:
         async with gate:
-            rtt_ms = await self._node.parts.ping(target, _PING_TIMEOUT_S, payload_bytes=0)
+            rtt_ms = await self._overlay.ping(target, _PING_TIMEOUT_S, payload_bytes=0)
         if node_id not in self._rows:  # it has left meanwhile
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
@@ -332,7 +350,7 @@ class Dashboard:
             self._lossy.add(node_id)
         if rounded is not None or node_id in self._silent:
             self._rtts[node_id] = rounded
-        self.history.rtt(node_id, self._node.clock.now(), rounded)
+        self.history.rtt(node_id, self._clock.now(), rounded)
 
     def _unanswered(self, node_id: str) -> int:
         """Pings since the newest answer."""
@@ -345,7 +363,7 @@ class Dashboard:
 
     def _count_traffic(self) -> None:
         """What crossed the overlay's device since the last look; a device that was made anew begins at 0."""
-        counters, now_s = device_counters(self._node.config.overlay.device), self._node.clock.monotonic_s()
+        counters, now_s = device_counters(self._config.overlay.device), self._clock.monotonic_s()
         before, self._counters = self._counters, None if counters is None else (now_s, *counters)
         if before is None or counters is None or counters[0] < before[1] or counters[1] < before[2]:
             return
@@ -353,7 +371,7 @@ class Dashboard:
             self.history.traffic.append(
                 TrafficSample(
                     n=self.history.next_n(),
-                    at=self._node.clock.now().isoformat(timespec="seconds"),
+                    at=self._clock.now().isoformat(timespec="seconds"),
                     received_bytes_per_s=round((counters[0] - before[1]) / seconds),
                     sent_bytes_per_s=round((counters[1] - before[2]) / seconds),
                 )
@@ -362,17 +380,17 @@ class Dashboard:
     async def _serve(self) -> None:
         """Listen on loopback, and on the overlay's address for as long as that is there."""
         async with self.page.running() as runner:
-            sites = Sites(runner, self._node.config.web.port, self._node.clock, self._told_of, self.page.known)
+            sites = Sites(runner, self._config.web.port, self._clock, self._told_of, self.page.known)
             try:
                 while True:
                     overlay = self._overlay_place()
                     await sites.follow([Place(LOOPBACK), *([] if overlay is None else [overlay])])
-                    await self._node.clock.sleep(_LISTEN_S)
+                    await self._clock.sleep(_LISTEN_S)
             finally:
                 sites.close()
 
     def _told_of(self, place: Place, error: OSError | None) -> None:
-        address, port = str(place.address), self._node.config.web.port
+        address, port = str(place.address), self._config.web.port
         if place.address == LOOPBACK:
             why = None if error is None else f"the page cannot listen on {address}:{port}: {error.strerror}"
             self._failure = why
@@ -384,9 +402,9 @@ class Dashboard:
     def _overlay_place(self) -> Place | None:
         """Where the page is to listen beside loopback. A network that something else made may not be encrypted: the
         page does not go there."""
-        config, lease = self._node.config, self._node.membership.lease if self._node.membership else None
+        config, lease = self._config, self._lease
         is_wanted = config.web.listen == "overlay" and config.overlay.kind == "easytier"
-        if not is_wanted or lease is None or not self._node.conditions.is_true("OverlayUp"):
+        if not is_wanted or lease is None or not self._conditions.is_true("OverlayUp"):
             return None
         device = config.overlay.device
         try:
@@ -394,9 +412,14 @@ class Dashboard:
         except OSError:
             return None
 
+    @property
+    def _lease(self) -> Lease | None:
+        running = self._board.facts.running
+        return running.lease if running else None
+
     def _names(self) -> set[str]:
         """As the overlay's other machines know this one: their hosts file has the long name."""
-        lease = self._node.membership.lease if self._node.membership else None
+        lease = self._lease
         return {str(lease.overlay_ip), lease.hostname, f"{lease.hostname}.{DOMAIN}"} if lease else set()
 
 

@@ -12,25 +12,28 @@ from edgelink.api.web.model import Head, Health, NodeRow, Placed, Point, RunView
 from edgelink.api.web.pace import step_of
 from edgelink.conditions import Phase
 from edgelink.protocol.payloads import ConditionReport, DirectoryEntry, NodeStatus
-from edgelink.roles.node import Node
+from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.runs.node_list import Nodes
 from edgelink.runs.runs import Runs
+from edgelink.shield.exposure import Exposure
 from edgelink.telemetry.impact import impact
 
 Ways = Mapping[str, Mapping[str, Any]]  # by overlay address
 
 
 class View:
-    """Looks at a head's daemon."""
+    """Makes the page's rows of what a head's daemon knows."""
 
-    def __init__(self, node: Node, runs: Runs, nodes: Nodes) -> None:
-        self._node = node
+    def __init__(self, inputs: RayInputs, exposure: Exposure, runs: Runs, nodes: Nodes) -> None:
+        self._config, self._board, self._clock = inputs.config, inputs.board, inputs.clock
+        self._conditions, self._node_id = inputs.conditions, inputs.key.node_id
+        self._exposure = exposure
         self._runs = runs
         self._nodes = nodes
 
     def rows(self, ways: Ways, silent: frozenset[str]) -> dict[str, NodeRow]:
         """Every node of the network, by id. ``silent``: ids of those that answer no ping any more."""
-        facts = self._node.board.facts
+        facts = self._board.facts
         if facts.directory is None:
             return {}
         found = self._nodes.rows(ways)
@@ -41,37 +44,36 @@ class View:
             row = ranked.get(entry.node_id)
             if row is None:
                 row = self._without_rank(entry, facts.statuses.rows.get(entry.node_id), ways, silent)
-            rows[entry.node_id] = node_row(entry, row, placed.get(row["node_rank"], []), self._node.clock.now())
+            rows[entry.node_id] = node_row(entry, row, placed.get(row["node_rank"], []), self._clock.now())
         return rows
 
     def conditions(self) -> dict[str, tuple[ConditionReport, ...]]:
         """As each node states them, this one included; of those that are away their last word."""
-        own = tuple(ConditionReport.of(condition) for condition in self._node.conditions)
+        own = tuple(ConditionReport.of(condition) for condition in self._conditions)
         return {
-            **{node_id: status.conditions for node_id, status in self._node.board.facts.statuses.rows.items()},
-            self._node.key.node_id: own,
+            **{node_id: status.conditions for node_id, status in self._board.facts.statuses.rows.items()},
+            self._node_id: own,
         }
 
     def head(self, rows: Iterable[NodeRow]) -> Head:
         """This machine, and what belongs to no node."""
-        node, found = self._node, list(rows)
-        lease = node.membership.lease if node.membership else None
-        degraded = node.board.facts.phase is Phase.DEGRADED
-        partly = impact(node.conditions) if degraded else {"goes_on": [], "waits": []}
+        facts, found = self._board.facts, list(rows)
+        lease = facts.running.lease if facts.running else None
+        partly = impact(self._conditions) if facts.phase is Phase.DEGRADED else {"goes_on": [], "waits": []}
         ranked = [row for row in found if row["node_rank"] is not None]
         alive = [row for row in ranked if row["health"] in ("ok", "warning")]
         strangers = [f"Ray at {who.ip} ({who.hostname}): {why}" for who, why in self._runs.roster.strangers()]
         return Head(
-            node_id=node.key.node_id,
+            node_id=self._node_id,
             hostname=lease.hostname if lease else "",
             overlay_ip=str(lease.overlay_ip) if lease else None,
             network_id=lease.network_id if lease else None,
             version=__version__,
-            phase=node.board.facts.phase.value,
-            is_connected=node.conditions.is_true("RegistryConnected"),
-            ray_auth=node.exposure.ray_auth,
-            ray_dashboard_port=node.config.ray.dashboard_port,
-            ride_through_s=node.board.facts.ride_through_s,
+            phase=facts.phase.value,
+            is_connected=self._conditions.is_true("RegistryConnected"),
+            ray_auth=self._exposure.ray_auth,
+            ray_dashboard_port=self._config.ray.dashboard_port,
+            ride_through_s=facts.ride_through_s,
             goes_on=partly["goes_on"],
             waits=partly["waits"],
             notes=strangers,

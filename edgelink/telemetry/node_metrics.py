@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from edgelink.api import metrics
 from edgelink.api.metrics import Sample
 from edgelink.api.metrics_server import MetricsServer
 from edgelink.api.sites import LOOPBACK, Place
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet
 from edgelink.config import Config
-from edgelink.member.registry_client import RegistryClient
-from edgelink.overlay.pairs import PairFigures
-from edgelink.overlay.peers import Peers
-from edgelink.process import identity
-from edgelink.protocol.membership import Membership
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
+from edgelink.overlay.link import LinkMonitor
+from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.process import SupervisedProcess, identity
+
+
+class MeasuredOverlay(Protocol):
+    """What is needed of this node's overlay."""
+
+    links: LinkMonitor
+    process: SupervisedProcess
+    overlay: OverlayKeeper
+
+    async def ways(self) -> list[dict[str, Any]]:
+        """Return on what way each other node is reached."""
 
 
 class NodeMetrics:
     """One daemon's.
 
     Args:
-        more: the samples that only this kind of daemon has.
+        samples: makes what the other parts tell.
         named: the nodes to which the way is told one by one. None: all.
     """
 
@@ -34,36 +43,33 @@ class NodeMetrics:
         self,
         *,
         config: Config,
-        is_relays: bool,
-        status: Callable[[], dict[str, Any]],
-        membership: Callable[[], Membership | None],
-        parts: OverlayParts,
-        conditions: ConditionSet,
+        board: Board[Facts],
+        overlay: MeasuredOverlay,
         clock: Clock,
-        more: Callable[[], Iterable[Sample]],
+        port: int,
+        status: Callable[[], dict[str, Any]],
+        samples: Callable[[], Iterable[Sample]],
         named: Callable[[], Collection[str] | None],
     ) -> None:
-        self._more = more
+        self._samples = samples
         self._named = named
         self._config = config
         self._status = status
-        self._membership = membership
-        self._parts = parts
-        self._conditions = conditions
-        port = config.metrics.relay_port if is_relays else config.metrics.port
+        self._board = board
+        self._parts = overlay
         self.server = MetricsServer(port=port, places=self.places, samples=self.samples, clock=clock)
 
     async def places(self) -> list[Place]:
         """Where to listen now: on the overlay's address only while its device is confirmed."""
-        listen, membership = self._config.metrics.listen, self._membership()
+        listen, facts = self._config.metrics.listen, self._board.facts
         if listen == "nowhere":
             return []
         found = [Place(LOOPBACK)]
-        if listen == "overlay" and membership is not None and self._conditions.is_true("OverlayUp"):
+        if listen == "overlay" and facts.running is not None and facts.overlay_is_up:
             device = self._config.overlay.device
             state = await self._parts.links.observe(device)
             if state.exists:
-                found.append(Place(membership.lease.overlay_ip, device, state.index))
+                found.append(Place(facts.running.lease.overlay_ip, device, state.index))
         return found
 
     async def samples(self) -> list[Sample]:
@@ -73,10 +79,10 @@ class NodeMetrics:
         found += await self._overlay()
         own = identity.usage(os.getpid())
         found += [metrics.CPU(own.cpu_s), metrics.RSS(own.rss_bytes)]
-        membership = self._membership()
-        if membership is not None:
-            found.append(metrics.LEASE(membership.lease.granted_at.timestamp()))
-        return [*found, *self._more()]
+        running = self._board.facts.running
+        if running is not None:
+            found.append(metrics.LEASE(running.lease.granted_at.timestamp()))
+        return [*found, *self._samples()]
 
     async def _overlay(self) -> list[Sample]:
         device = self._config.overlay.device
@@ -93,10 +99,3 @@ class NodeMetrics:
                 if process.identity is not None:
                     found.append(metrics.EASYTIER_CPU(identity.usage(process.identity.pid).cpu_s))
         return found
-
-
-def member_samples(registry: RegistryClient | None, peers: Peers, pairs: PairFigures) -> Iterator[Sample]:
-    """What a member of a network with a registry elsewhere tells beside that."""
-    yield metrics.CONNECTED(registry is not None and registry.is_connected)
-    yield from metrics.of_pings(peers.rtt_ms, peers.asked, peers.lost)
-    yield from metrics.of_pairs(pairs.lost, pairs.healed)

@@ -5,7 +5,7 @@ Every local user may ask. A question costs one or two processes of easytier-cli 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from typing import Any, Protocol
@@ -49,8 +49,10 @@ class Overlay(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What tells which of the nodes is this one, and who of those that it asks answers it."""
+    """Who is in the network, which of the nodes is this one, and who of those that it asks answers it."""
 
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
     overlay_spec: OverlaySpec | None
     answering: Mapping[str, float]
     silent: Mapping[str, float]
@@ -59,9 +61,7 @@ class Inputs:
 class Others:
     """Routes of one daemon: ``GET /peers``, ``POST /ping``."""
 
-    def __init__(self, *, board: Board[Any], known: Callable[[], Iterable[KnownNode]], overlay: Overlay) -> None:
-        """``known``: every node that the registry has told of, this one included."""
-        self._known = known
+    def __init__(self, board: Board[Any], overlay: Overlay) -> None:
         self._board = board
         board.read(Inputs, "others", None)
         self._overlay = overlay
@@ -104,7 +104,8 @@ class Others:
         return None if spec is None else spec.overlay_ip.ip
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        return together(self._known(), await self._overlay.ways())
+        ways, told = await self._overlay.ways(), self._board.select(Inputs)
+        return together(members_of(told.directory, told.cluster_spec), ways)
 
 
 def together(known: Iterable[KnownNode], ways: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -46,28 +46,30 @@ class Recorder:
         self,
         directory: Path,
         clock: Clock,
-        sample: Callable[[], dict[str, Any]],
-        ways: Callable[[], Awaitable[list[dict[str, Any]]]],
         *,
         max_bytes: int = _MAX_BYTES,
     ) -> None:
-        """``sample`` tells the state of the moment, ``ways`` on what way each other node is reached."""
         self.directory = directory
         self._clock = clock
-        self._sample = sample
-        self._ways = ways
         self._max_bytes = max_bytes
         self._outage = Outage(clock)  # of the disk
         self._written: dict[str, dict[str, Row]] = {}  # the lists that the file holds, as their rows were told last
 
-    async def run(self) -> None:
-        """Ends by cancellation only."""
+    async def run(
+        self, sample: Callable[[], dict[str, Any]], ways: Callable[[], Awaitable[list[dict[str, Any]]]]
+    ) -> None:
+        """Write samples until the task is cancelled.
+
+        Args:
+            sample: returns the state of the moment.
+            ways: returns on what way each other node is reached.
+        """
         self.note("started", pid=os.getpid())
         number = 0
         while True:
-            ways = {"ways": await self._ways()} if number % _PATHS_EVERY == 0 else {}
+            reached = {"ways": await ways()} if number % _PATHS_EVERY == 0 else {}
             told: dict[str, Any] = {}
-            for key, value in {**self._sample(), **ways}.items():
+            for key, value in {**sample(), **reached}.items():
                 told |= self._news(key, value) if isinstance(value, list) else {key: value}
             self.note("sample", **told)
             number += 1

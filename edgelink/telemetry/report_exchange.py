@@ -21,9 +21,11 @@ from typing import Any
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
 from edgelink.errors import DeadlineError, UntrustedError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope, seal
-from edgelink.protocol.payloads import Directory, Envelope, ReportReply, ReportRequest
+from edgelink.protocol.payloads import Envelope, ReportReply, ReportRequest
 from edgelink.protocol.topics import Topics
 from edgelink.protocol.words import word_of
 from edgelink.rate import RateLimit
@@ -40,6 +42,8 @@ _MAX_AGE = timedelta(minutes=10)  # the clocks of head and node may differ by as
 _MAX_REMEMBERED = 1000  # requests; at one in half a minute far more than fit into that time
 _FIRST_YEAR = 2024  # a clock that shows less was never set: many boards start in 1970
 
+Collect = Callable[[float], Callable[[], dict[str, str]]]
+
 log = get_logger("report")
 
 
@@ -55,7 +59,6 @@ class ReportExchange:
     """One node's part in it.
 
     Args:
-        collect: makes what collects this node's bundle of the last so many seconds, in a thread.
         send: publish on a topic, once.
     """
 
@@ -64,16 +67,14 @@ class ReportExchange:
         *,
         key: NodeKey,
         network_id: str,
-        directory: Callable[[], Directory | None],
-        collect: Callable[[float], Callable[[], dict[str, str]]],
+        board: Board[Facts],
         send: Callable[[str, bytes], None],
         clock: Clock,
     ) -> None:
         self._key = key
         self._network_id = network_id
         self._topics = Topics(network_id)
-        self._directory = directory
-        self._collect = collect
+        self._board = board
         self._send = send
         self._clock = clock
         self._answering = RateLimit(1 / PAUSE_S, 1)
@@ -84,7 +85,7 @@ class ReportExchange:
 
     def take_request(self, payload: bytes) -> None:
         """Answer, if it is the head that asks. Raises UntrustedError, ValidationError."""
-        directory = self._directory()
+        directory = self._board.facts.directory
         head = directory.head if directory else None
         if directory is None or head is None or head.node_id == self._key.node_id:
             return
@@ -107,26 +108,30 @@ class ReportExchange:
                 hint="it is an old one, sent again, or the clock of the head or of this node is wrong",
             )
 
-    async def run(self) -> None:
-        """Answer what was asked; ends by cancellation only."""
+    async def run(self, collect: Collect) -> None:
+        """Answer what was asked, until the task is cancelled.
+
+        Args:
+            collect: makes what collects this node's bundle of the last so many seconds, in a thread.
+        """
         while True:
             request, head_key = await self._requests.get()
             try:
-                await self._answer(request, head_key)
+                await self._answer(request, head_key, collect)
             except Exception:  # no report is worth a daemon
                 log.exception("report.not_made")
 
-    async def _answer(self, request: ReportRequest, head_key: str) -> None:
+    async def _answer(self, request: ReportRequest, head_key: str, collect: Collect) -> None:
         log.info("report.asked_for", by="the head", since_s=request.since_s)
-        collect = self._collect(request.since_s)
-        sealed = await asyncio.to_thread(lambda: seal(head_key, pack(collect())))
+        make = collect(request.since_s)
+        sealed = await asyncio.to_thread(lambda: seal(head_key, pack(make())))
         reply = ReportReply(request_id=request.request_id, node_id=self._key.node_id, sealed=sealed)
         envelope = self._key.sign(Kind.REPORT, reply)
         self._send(self._topics.report(self._key.node_id), envelope.model_dump_json().encode())
 
     def take_reply(self, node_id: str, payload: bytes) -> None:
         """What a node says on its topic, for the head. Raises UntrustedError, ValidationError."""
-        directory = self._directory()
+        directory = self._board.facts.directory
         entry = directory.entry(node_id) if directory else None
         if entry is None or not any(node_id in gathering.awaited for gathering in self._gatherings.values()):
             return
@@ -148,7 +153,7 @@ class ReportExchange:
             DeadlineError: a node was asked a moment ago, and would not answer.
         """
         caller.require()
-        directory, only = self._directory(), body.get("hostname")
+        directory, only = self._board.facts.directory, body.get("hostname")
         others = [e for e in directory.entries if e.node_id != self._key.node_id] if directory else []
         others = [entry for entry in others if only in (None, entry.hostname)]
         missing = {entry.hostname for entry in others}

@@ -19,7 +19,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-import edgelink.roles.bootstrap  # noqa: F401  (what the daemon has in memory counts)
+import edgelink.daemon.relay  # noqa: F401  (what the daemon has in memory counts)
 from edgelink.backoff import Backoff
 from edgelink.clock import SystemClock
 from edgelink.config import Paths

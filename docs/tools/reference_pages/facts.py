@@ -11,9 +11,15 @@ from pathlib import Path
 
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
+from edgelink.daemon.additional_relay import AdditionalRelay
+from edgelink.daemon.edge import Edge
+from edgelink.daemon.head import Head
+from edgelink.daemon.relay import Relay
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
+from edgelink.member.lease_follower import NoOccupants
+from edgelink.overlay.link import LinkState
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.life import Life
 from edgelink.protocol.membership import put_membership
@@ -22,11 +28,6 @@ from edgelink.relay.authority import Authority
 from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.relay.founding import NetworkRequest
 from edgelink.relay.store import RegistryStore
-from edgelink.roles.additional_relay import AdditionalRelay
-from edgelink.roles.bootstrap import Relay
-from edgelink.roles.edge import Edge
-from edgelink.roles.head import Head
-from edgelink.roles.member import Member
 
 _HEAD = """# Facts
 
@@ -40,9 +41,11 @@ This page is generated (`make reference`).
 def boards() -> dict[str, Board[Facts]]:
     """The board of each kind of daemon, with everybody on it who writes or reads."""
     with tempfile.TemporaryDirectory() as directory:
-        root, config, clock, machine = Path(directory), Config(), SystemClock(), ThisMachine()
+        root, clock, machine = Path(directory), SystemClock(), ThisMachine()
+        config = Config.model_validate({"relay": {"advertise": ("relay.example",)}})
         relay = Relay(config, _paths(root / "relay"), clock, machine, None)
-        members: dict[str, Member] = {
+        relay.settle(LinkState())
+        members: dict[str, Head | Edge | AdditionalRelay] = {
             "head": Head(config, _paths(root / "head"), clock, machine, None),
             "edge": Edge(config, _paths(root / "edge"), clock, machine, None),
             "additional relay": AdditionalRelay(
@@ -60,12 +63,13 @@ def boards() -> dict[str, Board[Facts]]:
         authority = Authority(store, keys, clock, addresses=("127.0.0.1:8883",), overlay_peers=())
         authority.create_network(NetworkRequest("reference", config.relay.cidr))
         own = authority.relay_membership(NodeKey.generate(), "relay")
-        for member in members.values():
-            membership = put_membership(member.paths, own)
-            member.store.reload()
-            member.build(membership, Life())
+        for daemon in members.values():
+            membership = put_membership(daemon.base.paths, own)
+            daemon.member.store.reload()
+            daemon.member.build(membership, Life(), NoOccupants())
         store.close()
-        return {"relay": relay.board, **{name: member.board for name, member in members.items()}}
+        relay.own.store.close()
+        return {"relay": relay.base.board, **{name: daemon.base.board for name, daemon in members.items()}}
 
 
 def _paths(root: Path) -> Paths:

@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import REGISTRY_CONNECTED
 from edgelink.conditions import failed, is_so
-from edgelink.config import Config
 from edgelink.errors import EdgelinkError, NotRecordedError
 from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
-from edgelink.member.access_watch import AccessTold
 from edgelink.member.membership_store import MembershipStore
 from edgelink.member.registry_client import Session
-from edgelink.overlay.openings import Opening
 from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeAccess, NodeStatus
-from edgelink.shield.inside import allowed_openings
+from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeStatus
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
-OPENINGS: Final[Fact[frozenset[Opening]]] = Fact("openings")
-
-_Ports = tuple[Literal["tcp", "udp"], int, int]
 
 log = get_logger("node")
 
@@ -208,38 +201,3 @@ class NetworkOnly:
 def revoked_ips(now: NetworkOnly) -> frozenset[IPv4Address]:
     """The overlay addresses of nodes that the registry has put out."""
     return frozenset(now.network.revoked_ips)
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What the openings of this node depend on, besides the configuration."""
-
-    access: AccessTold
-    directory: Directory | None
-
-
-def openings(now: Allowed, *, config: Config) -> frozenset[Opening]:
-    """Return what the operator opens on this node, by access rules and in its own configuration.
-
-    A document that waits for room on the disk closes what it no longer opens, and opens nothing yet.
-    """
-    told = now.access
-    recorded = _opened(told.recorded)
-    if told.newest != told.recorded:
-        newest = _opened(told.newest)
-        recorded = {ports: _both(recorded[ports], newest[ports]) for ports in recorded.keys() & newest.keys()}
-    by_rules = frozenset(Opening(*ports, sources) for ports, sources in recorded.items() if sources != frozenset())
-    return by_rules | allowed_openings(config, now.directory)
-
-
-def _opened(document: NodeAccess | None) -> dict[_Ports, frozenset[IPv4Address] | None]:
-    return {
-        (one.protocol, one.first, one.last): None if one.sources is None else frozenset(one.addresses)
-        for one in (document.openings if document is not None else ())
-    }
-
-
-def _both(one: frozenset[IPv4Address] | None, other: frozenset[IPv4Address] | None) -> frozenset[IPv4Address] | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other

@@ -19,7 +19,7 @@ from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.daemon.lifecycle import end_all
 from edgelink.daemon.this_machine import ThisMachine
-from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
+from edgelink.errors import EasyTierNotFoundError, OverlayError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.facts.part import Part, run_part
@@ -33,7 +33,6 @@ from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.identities import Identities
-from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
@@ -331,19 +330,3 @@ class OverlayParts:
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(self._machine.close_dead_connections, identity.pid)
-
-
-async def existing_address(device: str) -> IPv4Address:
-    """The one address of a device that something else made. Raises ConfigError as :func:`only_address` does."""
-    return only_address(device, await LinkMonitor().observe(device))
-
-
-def only_address(device: str, state: LinkState) -> IPv4Address:
-    """The one address of a device that was observed; pure. Raises ConfigError when there is not exactly one."""
-    if len(state.addresses) != 1:
-        found = ", ".join(map(str, state.addresses)) or "none"
-        raise ConfigError(
-            f"overlay.device {device}: needs exactly one IPv4 address, found {found}",
-            hint="name the device that the other nodes reach this machine by",
-        )
-    return state.addresses[0].ip

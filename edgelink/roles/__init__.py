@@ -1,1 +1,0 @@
-"""The composition roots: what a relay, a head and an edge are made of."""
