@@ -119,7 +119,7 @@ class Relay(Daemon):
         self.secrets = RelaySecrets(self)
         # A relay is nobody's member: its lease and secret are what its registry says, and it has no session. It asks no
         # other node, so that it hears of no answer and misses nobody.
-        registrys = {"lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
+        registrys = {"lease_in_use", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
         peers = {"answering", "silent", "last_answer_s", "nobody_answers", "impostors", "restart_for_pair"}
         self.board.require_writers(registrys | peers)
 

@@ -231,7 +231,7 @@ class Member(Daemon):
             leases,
             self.renewal,
             self._secret_epochs,
-            RobotHold(board=self.board, hook=hook),
+            RobotHold(board=self.board, hook=hook, clock=self.clock),
             *([trial] if self.config.overlay.kind == "easytier" else []),
             *([new_connections] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
             *([self._punch_limit] if self.config.overlay.kind == "easytier" and self.config.firewall.enabled else []),
