@@ -225,7 +225,7 @@ class RelaySecrets:
             elif coming is None:
                 state = f"changing to secret {target}"
             elif status is not None and status.hold_s > 0:
-                state = f"may hold the change until {coming.switch_at:%H:%M:%S} UTC at the latest"
+                state = f"holding until {coming.switch_at:%H:%M:%S} UTC at the latest"
             else:
                 state = f"is told of secret {target}"
             rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay))
