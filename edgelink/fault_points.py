@@ -31,11 +31,9 @@ ROTATION_POINTS = (
     "revoke.released",  # the node holds nothing any more, in a transaction that is not committed
     "revoke.recorded",  # so is that it was revoked
     "rotate.begun",
-    "rotate.prepared",  # a node has the next secret
+    "rotate.hastened",  # no robot holds it up any more
     "rotate.commit",
-    "rotate.abort",
-    "rotate.running",  # a node uses the new secret
-    "rotate.finish",
+    "rotate.seen",  # a node says that it uses the new secret
 )
 
 

@@ -15,7 +15,6 @@ from edgelink.relay.authority_keys import AuthorityKeys
 
 Lie = tuple[str, bytes]
 
-_ROTATION_ID = "0" * 32
 _SECRET = "the attacker's own secret"
 
 
@@ -78,17 +77,13 @@ def _encoded(envelope: Envelope) -> bytes:
 
 
 def _states(target: Target, now: NetworkState) -> list[NetworkState]:
-    """Put out; a change that was committed, begun, given up; a lower number or generation; another network's."""
+    """Put out; a change that has come, is to come, another one; a lower number or generation; another network's."""
     newer = now.model_copy(update={"number": now.number + 1})
     next_epoch = now.secret_epoch + 1
     changes = (
         {"revoked": (*now.revoked, target.node_id)},
         {"secret_epoch": next_epoch, "rotation": None},
-        {
-            "secret_epoch": next_epoch,
-            "rotation": Rotation(rotation_id=_ROTATION_ID, to_epoch=next_epoch, phase="committed"),
-        },
-        {"rotation": Rotation(rotation_id=_ROTATION_ID, to_epoch=next_epoch, phase="prepare")},
+        {"rotation": Rotation(to_epoch=next_epoch, switch_in_s=0.0)},
         {"secret_epoch": next_epoch + 1, "rotation": None},
         {"generation": now.generation + 1, "number": 0, "secret_epoch": 1},
         {"number": 0},

@@ -171,7 +171,6 @@ async def test_edge_user_is_confined(relay: Relay) -> None:
         topics.status(ANY),
         topics.status(other.key.node_id),
         topics.report(ANY),
-        topics.answer(ANY),
         topics.node_request(ANY),
         topics.node_request(edge.key.node_id),
         topics.roster(ANY),

@@ -14,7 +14,6 @@ from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.protocol.token import Token
 from edgelink.protocol.topics import ANY
 from edgelink.protocol.transport import Login
-from edgelink.relay.rotations import RotationRequest
 from edgelink.relay.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(180)
@@ -44,8 +43,7 @@ async def test_a_revoked_node_gets_nowhere_with_what_it_had(relay: Relay) -> Non
     async with other.running(), stolen.running():
         await soon(lambda: {stolen.key.node_id, other.key.node_id} <= relay.service.statuses.keys())
         sessions = other.sessions
-        nobody = RotationRequest(frozenset(), prepare_s=0.0)
-        await relay.service.revoke("edge-1", nobody, own_node_id="", all_tokens=False)
+        await relay.service.revoke("edge-1", hold_s=0.0, own_node_id="", all_tokens=False)
         await soon(lambda: not stolen.client.is_connected)
         assert stolen.client.facts.network.is_revoked, "it was told so before it was put off"
         assert other.client.is_connected

@@ -24,7 +24,6 @@ from edgelink.protocol.payloads import (
     Directory,
     Envelope,
     Lease,
-    NetworkAnswer,
     NetworkState,
     ReportRequest,
     Role,
@@ -36,8 +35,6 @@ from edgelink.protocol.topics import ANY
 from edgelink.protocol.transport import Login, Session
 from edgelink.relay.authority_keys import AuthorityKeys
 from edgelink.relay.broker import find_mosquitto
-from edgelink.relay.rotation import Step
-from edgelink.relay.rotations import RotationRequest
 from edgelink.telemetry.report_exchange import ReportExchange
 from edgelink.testing import payloads
 from edgelink.testing.facts import board_with
@@ -126,17 +123,10 @@ def change_the_secret(relay: Relay, edge: Node, other: Node) -> list[seized_brok
         return [(topics.network, rotations.state().model_dump_json().encode()), (topics.secrets("x"), sealed)]
 
     words = said()
-    rotations.rotate(RotationRequest(frozenset({edge.key.node_id}), prepare_s=60))
+    rotations.rotate(60.0)
     words += said()
-    answer = NetworkAnswer(
-        network_id=relay.keys.network_id, node_id=edge.key.node_id, generation=0, number=1, prepared_epoch=2
-    )
-    rotations.note(answer)
-    assert rotations.advance() is Step.COMMIT
-    words += said()[:1]  # its secrets are the present ones
-    rotations.note(answer.model_copy(update={"running_epoch": 2}))
-    assert rotations.advance() is Step.FINISH
-    relay.service.rotation.wakeup.set()
+    relay.store.rotations.commit()
+    relay.service.rotation.look()
     return [*words, (topics.secrets("x"), rotations.sealed_secrets()[other.key.node_id])]
 
 

@@ -9,10 +9,8 @@ from registry_world import World
 
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
-from edgelink.protocol.payloads import Envelope, NetworkAnswer, NetworkSecrets, NetworkState
-from edgelink.relay.rotations import RotationRequest
-
-REVOKED, ROTATED = RotationRequest(frozenset(), 20.0), RotationRequest(frozenset(), 60.0, force=False)
+from edgelink.protocol.payloads import Envelope, NetworkSecrets, NetworkState
+from edgelink.relay.rotation import RotationRecord
 
 
 class Fleet:
@@ -45,20 +43,6 @@ class Fleet:
         signed = Envelope.model_validate_json(self.keys[node_id].unseal(sealed.decode()))
         return open_envelope(signed, Kind.NETWORK_SECRETS, NetworkSecrets, self.world.keys.verify_key_b64)
 
-    def answer(self, node_id: str, **fields: object) -> bytes:
-        held, state = self.held[node_id], self.state()
-        values = {
-            "network_id": self.world.keys.network_id,
-            "node_id": node_id,
-            "generation": state.generation,
-            "number": 0,
-            "rotation_id": state.rotation.rotation_id if state.rotation else None,
-            "prepared_epoch": held.next_epoch or held.epoch,
-            "running_epoch": held.epoch,
-        }
-        answer = NetworkAnswer.model_validate(values | fields)
-        return self.keys[node_id].sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
-
     def hear(self, node_id: str) -> None:
         """All that the registry says now."""
         secrets = self.secrets(node_id)
@@ -66,12 +50,20 @@ class Fleet:
             self.held[node_id] = self.held[node_id].given(HeldSecret.of(secrets))
         self.held[node_id] = self.held[node_id].told(self.state())
 
-    def expecting(self, request: RotationRequest, *node_ids: str) -> RotationRequest:
-        return RotationRequest(frozenset(node_ids), request.prepare_s, request.hold_s, request.force)
+    def say(self, *node_ids: str) -> bool:
+        """These nodes say on which secret they run. Return whether it is news to the registry."""
+        return bool(self.rotations.note({node_id: self.held[node_id].epoch for node_id in node_ids}))
 
-    def revoke(self, node_id: str, *expected: str) -> None:
-        request = self.expecting(REVOKED, *expected)
-        self.rotations.revoke(node_id, request, own_node_id=self.relay.node_id)
+    def revoke(self, node_id: str, hold_s: float = 0.0) -> RotationRecord:
+        revoked = self.rotations.revoke(node_id, hold_s=hold_s, own_node_id=self.relay.node_id)
+        return revoked.record
+
+    def change(self) -> None:
+        """The hour comes, and the network changes."""
+        left_s = self.rotations.left_s()
+        assert left_s is not None
+        self.world.clock.block(max(0.0, left_s))
+        assert self.rotations.advance(is_held=False)
 
 
 @pytest.fixture
@@ -83,5 +75,6 @@ def go_on(fleet: Fleet, node_id: str) -> None:
     """What daemon and node do until there is nothing left to do."""
     for _ in range(4):
         fleet.hear(node_id)
-        fleet.rotations.receive(node_id, fleet.answer(node_id))
-        fleet.rotations.advance()
+        fleet.say(node_id)
+        fleet.rotations.advance(is_held=False)
+        fleet.world.clock.block(fleet.rotations.left_s() or 0.0)

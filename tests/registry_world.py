@@ -82,7 +82,11 @@ def downgrade(path: Path) -> None:
     """Make the closed database at ``path`` what the version before wrote. To be deleted with that migration."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript(
-            "ALTER TABLE credentials ADD COLUMN username TEXT NOT NULL DEFAULT '';"
-            "UPDATE credentials SET username = node_id;"
+            "CREATE TABLE rotation_nodes (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,"
+            "    expected INTEGER NOT NULL, prepared_epoch INTEGER NOT NULL, running_epoch INTEGER NOT NULL,"
+            "    hold_until TEXT) STRICT;"
+            "INSERT INTO rotation_nodes SELECT node_id, 1, secret_epoch, secret_epoch, NULL FROM leases;"
+            "ALTER TABLE leases DROP COLUMN secret_epoch;"
+            "ALTER TABLE rotation ADD COLUMN phase TEXT NOT NULL DEFAULT 'prepare';"
             f"PRAGMA user_version = {SCHEMA_VERSION - 1}"
         )

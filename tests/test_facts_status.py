@@ -18,6 +18,7 @@ from edgelink.facts.derive import Broker, Own, broker_away, derive_status, node_
 from edgelink.member.registry_client import Session
 from edgelink.member.session_parts import OwnStatus, StatusTeller, Tell
 from edgelink.overlay.openings import Opening
+from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ConditionReport, NodeStatus, RayDeath, Role
@@ -41,6 +42,10 @@ STARTS = Own(
     openings=frozenset(),
     follows_spec=None,
     paused={},
+    network=NetworkTold(),
+    hook_answered=None,
+    tries_next_secret=False,
+    easytier_as_wanted=False,
 )
 BARE = NodeStatus(
     node_id=KEY.node_id,
@@ -53,7 +58,7 @@ BARE = NodeStatus(
 
 
 def told(now: Own) -> NodeStatus:
-    return node_status(now, key=KEY, device="et7")
+    return node_status(now, key=KEY, device="et7", hold_s=0.0)
 
 
 @pytest.mark.parametrize(

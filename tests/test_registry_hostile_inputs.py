@@ -19,7 +19,7 @@ from registry_world import World
 from edgelink.errors import EdgelinkError, UntrustedError
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import open_secrets
-from edgelink.protocol.payloads import Directory, Envelope, Lease, NetworkAnswer, NodeStatus, Role
+from edgelink.protocol.payloads import Directory, Envelope, Lease, NodeStatus, Role
 from edgelink.protocol.statuses import StatusBoard
 from edgelink.protocol.token import Token
 from edgelink.protocol.topics import Topics
@@ -192,20 +192,19 @@ def test_a_client(world: World, tmp_path: Path) -> None:
         assert opened == membership.lease
 
 
-def test_answers(world: World) -> None:
-    """The registry takes no node's word of a secret that the node did not sign like that."""
+def test_what_a_registry_has_forgotten(world: World) -> None:
+    """The registry believes nothing of itself that it has not signed, and what it has said puts nobody out again."""
     key, token = NodeKey.generate(), world.token()
     world.enrol(key, token, "edge-a")
     rotations = world.authority.rotations
-    answer = NetworkAnswer(network_id=world.keys.network_id, node_id=key.node_id, generation=0, number=1)
-    good = key.sign(Kind.NETWORK_ANSWER, answer.model_copy(update={"prepared_epoch": 1})).model_dump_json().encode()
+    good = rotations.state().model_dump_json().encode()
 
     def parse(data: bytes) -> object:
-        return rotations.receive(key.node_id, data) or None
+        return rotations.recall(Envelope.model_validate_json(data)) or None
 
-    feed(parse, [good], UntrustedError)
+    feed(parse, [good], ValidationError, UntrustedError)
     assert (rotations.secret_epoch, rotations.record) == (1, None)
-    assert rotations.progress()[key.node_id].prepared_epoch <= 1
+    assert world.store.lease(key.node_id) is not None
 
 
 def test_sealed_secrets(world: World) -> None:
@@ -237,7 +236,7 @@ def test_reports() -> None:
 def test_topics() -> None:
     """Ids are taken out of the topics that have them, and out of no other."""
     topics = Topics("net")
-    good = [topics.status("a" * 26), topics.enrol_request("tok", "a" * 26), topics.report("b"), topics.answer("c")]
+    good = [topics.status("a" * 26), topics.enrol_request("tok", "a" * 26), topics.report("b")]
 
     def parse(data: bytes) -> object:
         topic = data.decode("latin-1")
@@ -245,6 +244,6 @@ def test_topics() -> None:
         assert node_id is None or topic.removeprefix("edgelink/1/net/") == f"node/{node_id}/status"
         ids = topics.parse_enrol_request(topic)
         assert ids is None or topic.removeprefix("edgelink/1/net/") == f"enrol/{ids[0]}/{ids[1]}/request"
-        return topics.parse_report(topic) or topics.parse_answer(topic)
+        return topics.parse_report(topic)
 
     feed(parse, [topic.encode() for topic in good])

@@ -15,7 +15,7 @@ from edgelink.member.network_watch import NetworkWatch
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.transport import Message
-from edgelink.relay.rotations import RotationRequest
+from edgelink.testing import FakeClock
 
 
 class Disk(Files):
@@ -51,17 +51,13 @@ def join(network: Network, name: str) -> Member:
     return Member(*network.member(name), state)
 
 
-def expecting(*members: Member) -> RotationRequest:
-    return RotationRequest(frozenset(member.key.node_id for member in members), 20.0)
-
-
 @pytest.fixture
 def disk() -> Disk:
     return Disk()
 
 
-def watch(member: Member, disk: Disk) -> NetworkWatch:
-    return NetworkWatch(member.membership, member.key, member.state, disk)
+def watch(member: Member, disk: Disk, clock: FakeClock | None = None) -> NetworkWatch:
+    return NetworkWatch(member.membership, member.key, clock or FakeClock(), member.state, disk)
 
 
 def told(network: Network, watch: NetworkWatch) -> None:
@@ -93,7 +89,7 @@ def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
     told(network, heard)
     before, old = heard.state, network.world.authority.rotations.state()
     disk.is_full = True
-    network.world.authority.rotations.rotate(expecting(member))
+    network.world.authority.rotations.rotate()
     told(network, heard)
     assert heard.state == before
     assert not heard.settle()
@@ -106,6 +102,28 @@ def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
     assert watch(member, disk).state == heard.state
 
 
+def test_the_hour_of_a_change_is_the_earliest_that_was_told(network: Network, disk: Disk) -> None:
+    """A word that comes late, or is played again, says a later one: it moves nothing. The next daemon counts anew."""
+    member, clock, rotations = join(network, "edge-1"), FakeClock(), network.world.authority.rotations
+    heard = watch(member, disk, clock)
+    rotations.rotate(60.0)
+    early = Message(network.topics.network, rotations.state().model_dump_json().encode())
+    heard.take(early)
+    assert heard.told.hours == {1: 0.0, 2: 60.0}
+    network.world.clock.block(30)
+    clock.block(20)  # ten seconds of the first word's way
+    told(network, heard)
+    assert heard.told.hours == {1: 0.0, 2: 50.0}
+    clock.block(5)
+    heard.take(early)
+    assert heard.told.hours == {1: 0.0, 2: 50.0}
+    assert watch(member, disk, clock).told.hours == {1: 25.0, 2: 85.0}
+    network.world.clock.block(30)
+    assert rotations.advance(is_held=True)
+    told(network, heard)
+    assert heard.told.hours == {2: 25.0}
+
+
 def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk) -> None:
     """An older secret, and one of an older state, in this life of the daemon and in the next one."""
     member, rotations = join(network, "edge-1"), network.world.authority.rotations
@@ -115,11 +133,12 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
         assert watch.take(Message(network.topics.secrets(node_id), sealed))
 
     words = [rotations.sealed_secrets()[node_id]]
-    rotations.rotate(expecting(member))
+    rotations.rotate(60.0)
     words.append(rotations.sealed_secrets()[node_id])
-    rotations.revoke("relay", expecting(), own_node_id="")  # another change takes the place of this one
+    rotations.revoke("relay", own_node_id="")  # another change takes the place of this one
     words.append(rotations.sealed_secrets()[node_id])
-    rotations.advance()
+    network.world.clock.block(60)
+    assert rotations.advance(is_held=True)
     words.append(rotations.sealed_secrets()[node_id])
     for word in words:
         given(heard, word)
@@ -132,7 +151,7 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
             given(heard, word)
     assert heard.given == newest
     changed = member.membership.holding(member.membership.held.given(newest))
-    again = NetworkWatch(changed, member.key, member.state, disk)
+    again = NetworkWatch(changed, member.key, FakeClock(), member.state, disk)
     for word in words[:-1]:
         with refuses(UntrustedError, reason="Outdated"):
             given(again, word)
@@ -145,7 +164,7 @@ def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) 
     told(network, heard)
     disk.is_full = True
     rotations = network.world.authority.rotations
-    rotations.revoke("edge-1", expecting(), own_node_id="")
+    rotations.revoke("edge-1", own_node_id="")
     told(network, heard)
     assert heard.is_revoked
 
@@ -158,7 +177,7 @@ def test_what_a_revoked_node_held_is_dropped_on_a_full_disk_too(network: Network
     assert heard.revoked_ips == ()
     disk.is_full = True
     rotations = network.world.authority.rotations
-    rotations.revoke("edge-2", expecting(), own_node_id="")
+    rotations.revoke("edge-2", own_node_id="")
     told(network, heard)
     assert heard.revoked_ips == (other.membership.lease.overlay_ip,)
     assert heard.state is not None

@@ -39,7 +39,6 @@ def test_every_name_of_a_topic_is_one_of_the_table() -> None:
         _NETWORK.lease(node),
         _NETWORK.access(node),
         _NETWORK.secrets(node),
-        _NETWORK.answer(node),
         _NETWORK.node_request(node),
         _NETWORK.node_reply(node),
         _NETWORK.easytier(node),

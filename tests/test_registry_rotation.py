@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from fleet_world import REVOKED, ROTATED, Fleet, fleet  # noqa: F401
+from fleet_world import Fleet, fleet  # noqa: F401
 from telling import refuses
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
@@ -15,71 +15,13 @@ from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
 from edgelink.relay.lease_changes import LeaseChange
-from edgelink.relay.rotation import Progress, RotationRecord, Step, epoch_after, generation_after, next_look, next_step
+from edgelink.relay.rotation import SWITCH_S, RotationRecord, epoch_after, generation_after
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def record(phase: str = "prepare", *, force: bool = True) -> RotationRecord:
-    return RotationRecord(
-        rotation_id="0" * 32,
-        from_epoch=1,
-        to_epoch=2,
-        next_secret="next",
-        why="a test",
-        phase=phase,  # type: ignore[arg-type]
-        started_at=NOW,
-        phase_until=NOW + timedelta(seconds=20),
-        hold_until=NOW + timedelta(seconds=60),
-        force=force,
-    )
-
-
-def node(name: str, *, prepared: int = 0, running: int = 0, hold_s: float | None = None) -> Progress:
-    hold_until = None if hold_s is None else NOW + timedelta(seconds=hold_s)
-    return Progress(name, is_expected=True, prepared_epoch=prepared, running_epoch=running, hold_until=hold_until)
-
-
-@pytest.mark.parametrize(
-    ("progress", "after_s", "force", "wanted"),
-    [
-        ([], 0, True, Step.COMMIT),
-        ([node("a", prepared=2), node("b")], 1, True, Step.WAIT),
-        ([node("a", prepared=2), node("b", prepared=2)], 1, True, Step.COMMIT),
-        ([node("a", prepared=2), node("b")], 20, True, Step.COMMIT),
-        ([node("a", prepared=2), node("b")], 20, False, Step.ABORT),
-        ([node("a", prepared=2, hold_s=40)], 30, True, Step.WAIT),
-        ([node("a", prepared=2, hold_s=40)], 40, True, Step.COMMIT),
-        ([node("a", prepared=2, hold_s=4000)], 59, False, Step.WAIT),
-        ([node("a", prepared=2, hold_s=4000)], 60, False, Step.COMMIT),  # no longer than the operator said
-        ([Progress("a", is_expected=False)], 0, True, Step.COMMIT),  # offline: it follows
-        # The clock was set back by an hour: who was put out is not in for an hour more.
-        ([node("a", prepared=2), node("b")], -3600, True, Step.COMMIT),
-        ([node("a", prepared=2), node("b")], -3600, False, Step.ABORT),
-        ([node("a", prepared=2, hold_s=40)], -3600, True, Step.COMMIT),
-        ([node("a", prepared=2), node("b")], -1, True, Step.WAIT),  # what NTP does at any time
-        ([node("a", prepared=2, hold_s=40)], -1, True, Step.WAIT),
-    ],
-)
-def test_when_a_change_is_committed(progress: list[Progress], after_s: float, force: bool, wanted: Step) -> None:
-    """All that are online have it and none holds, or the deadline decides."""
-    assert next_step(record(force=force), progress, NOW + timedelta(seconds=after_s)) is wanted
-
-
-def test_when_a_change_is_over() -> None:
-    """All that were expected run on it, or their time is over; who comes later follows without it."""
-    there, late = node("a", running=2), node("b", prepared=2, running=1)
-    assert next_step(record("committed"), [there], NOW) is Step.FINISH
-    assert next_step(record("committed"), [there, late], NOW) is Step.WAIT
-    assert next_step(record("committed"), [there, late], NOW + timedelta(seconds=20)) is Step.FINISH
-
-
-def test_deadlines_are_looked_at_when_they_come() -> None:
-    """The nearest of them, and never a moment that has passed."""
-    holding = [node("a", prepared=2, hold_s=5)]
-    assert next_look(record(), holding, NOW) == timedelta(seconds=5)
-    assert next_look(record(), holding, NOW + timedelta(seconds=5)) == timedelta(seconds=15)
-    assert next_look(record(), holding, NOW + timedelta(seconds=61)) > timedelta(0)
+def record() -> RotationRecord:
+    return RotationRecord(2, "next", "a test", NOW, NOW + timedelta(seconds=SWITCH_S))
 
 
 def test_no_number_is_given_to_two_secrets() -> None:
@@ -91,41 +33,99 @@ def test_no_number_is_given_to_two_secrets() -> None:
 
 
 def test_a_change_from_its_beginning_to_its_end(fleet: Fleet) -> None:
-    """Told, prepared, committed, run, over; a second node that was away catches up in one step."""
+    """Told with its hour, changed, seen; a second node that was away catches up in one step."""
     near, away = fleet.join("edge-1"), fleet.join("edge-2")
-    fleet.rotations.rotate(fleet.expecting(ROTATED, near))
-    assert fleet.rotations.advance() is Step.WAIT
+    fleet.rotations.rotate()
+    assert not fleet.rotations.advance(is_held=False)
     fleet.hear(near)
-    first = fleet.held[near]
+    first, told = fleet.held[near], fleet.state().rotation
     assert (first.epoch, first.next_epoch) == (1, 2)
-    assert fleet.rotations.receive(near, fleet.answer(near))
-    assert fleet.rotations.advance() is Step.COMMIT
+    assert told is not None
+    assert (told.to_epoch, SWITCH_S <= told.switch_in_s < SWITCH_S + 1) == (2, True)
+    fleet.change()
     fleet.hear(near)
     assert fleet.held[near] == HeldSecret(2, first.next_secret or "")
     assert fleet.world.authority.network.secret == first.next_secret
-    fleet.rotations.receive(near, fleet.answer(near))
-    assert fleet.rotations.advance() is Step.FINISH
+    assert fleet.rotations.record is None
+    fleet.say(near)
     assert {lease.hostname for lease in fleet.rotations.stragglers()} == {"relay", "edge-2"}
     fleet.hear(away)
     assert fleet.held[away] == fleet.held[near]
-    fleet.rotations.receive(away, fleet.answer(away))
+    fleet.say(away)
     assert [lease.hostname for lease in fleet.rotations.stragglers()] == ["relay"]
 
 
-def test_a_change_that_is_given_up_leaves_nothing(fleet: Fleet) -> None:
-    """The present secret stays under another number; what a node kept of the other fits nothing that comes later."""
-    here, silent = fleet.join("edge-1"), fleet.join("edge-2")
-    before = fleet.held[here].secret
-    fleet.rotations.rotate(fleet.expecting(ROTATED, here, silent))
-    fleet.hear(here)
-    kept = fleet.held[here]  # and hears nothing more
-    fleet.world.clock.step_wall_clock(61)
-    assert fleet.rotations.advance() is Step.ABORT
-    fleet.rotations.rotate(ROTATED)
-    assert fleet.rotations.advance() is Step.COMMIT
-    assert kept.told(fleet.state()).secret == before, "the secret that was given up is not taken for the new one"
-    fleet.hear(here)
-    assert fleet.held[here].secret == fleet.world.authority.network.secret != kept.next_secret
+def test_who_comes_later_is_told_the_remainder(fleet: Fleet) -> None:
+    """Also by the next daemon, whatever the wall clock says then; and the same word is not signed again and again."""
+    fleet.join("edge-1")
+    fleet.rotations.rotate(60.0)
+
+    def left_s() -> float:
+        rotation = fleet.state().rotation
+        assert rotation is not None
+        return rotation.switch_in_s
+
+    said = fleet.rotations.state()
+    fleet.world.clock.block(4)
+    assert fleet.rotations.state() == said
+    fleet.world.clock.block(2)
+    assert left_s() == 54
+    fleet.world.clock.step_wall_clock(-3600)
+    fleet.world.clock.block(6)
+    assert left_s() == 48
+    fleet.world.reopen()
+    assert left_s() == 60, "a clock that was set back holds it up once more, and no longer than it was to take"
+    fleet.world.clock.step_wall_clock(7200)
+    fleet.world.reopen()
+    assert left_s() == 0
+    assert fleet.rotations.advance(is_held=True)
+
+
+def test_robots_hold_a_change_up_no_longer_than_they_need(fleet: Fleet) -> None:
+    """As long as one of them may, and until the operator's patience ends; then within the time in which all hear it."""
+    fleet.join("edge-1")
+    fleet.rotations.rotate(60.0)
+    fleet.world.clock.block(30)
+    assert not fleet.rotations.advance(is_held=True)
+    before = fleet.state()
+    assert fleet.rotations.advance(is_held=False)
+    told = fleet.state()
+    assert told.number > before.number
+    assert told.rotation is not None
+    assert SWITCH_S <= told.rotation.switch_in_s < SWITCH_S + 1
+    assert not fleet.rotations.advance(is_held=False), "once"
+    fleet.world.clock.block(SWITCH_S + 1)
+    assert fleet.rotations.advance(is_held=True), "what was said is done"
+    fleet.rotations.rotate(60.0)
+    fleet.world.clock.block(60)
+    assert fleet.rotations.advance(is_held=True)
+
+
+def test_a_change_to_which_nodes_may_be_changing_is_made_before_another_one(fleet: Fleet) -> None:
+    """Whoever has it and hears nothing else goes where the relay goes. One that is far off is replaced."""
+    staying = fleet.join("edge-1")
+    for number in range(2, 5):
+        fleet.join(f"edge-{number}")
+    fleet.revoke("edge-2")
+    fleet.hear(staying)
+    first = fleet.held[staying].next_secret
+    fleet.revoke("edge-3")
+    assert (fleet.rotations.secret_epoch, fleet.world.authority.network.secret) == (2, first)
+    fleet.hear(staying)
+    assert (fleet.held[staying].epoch, fleet.held[staying].next_epoch) == (2, 3)
+    fleet.change()
+    fleet.hear(staying)
+    assert fleet.held[staying] == HeldSecret(3, fleet.world.authority.network.secret)
+    fleet.rotations.rotate(60.0)
+    fleet.hear(staying)
+    kept = fleet.held[staying]
+    fleet.revoke("edge-4")
+    assert fleet.rotations.secret_epoch == 3
+    fleet.change()
+    assert fleet.rotations.secret_epoch == 5
+    assert kept.told(fleet.state()) != HeldSecret(5, kept.next_secret or ""), "it is not taken for the new one"
+    fleet.hear(staying)
+    assert fleet.held[staying].secret == fleet.world.authority.network.secret != kept.next_secret
 
 
 def test_revoking_takes_everything_in_one_transaction(fleet: Fleet) -> None:
@@ -151,7 +151,8 @@ def test_revoking_takes_everything_in_one_transaction(fleet: Fleet) -> None:
         assert reply.error_reason in ("NodeRevoked", "TokenRevoked")
         assert reply.lease is None
     assert fleet.world.enrol(NodeKey.generate(), token, "franka-9").reply.error_reason == "TokenRevoked"
-    assert not fleet.rotations.receive(key.node_id, b"anything")
+    fleet.rotations.note({key.node_id: 1})
+    assert key.node_id not in fleet.rotations.seen_epochs()
     with refuses(RegistryError, "franka-1", reason="NodeRevoked"):
         fleet.revoke("franka-1")
     with refuses(UsageError, reason="OwnLease"):
@@ -221,25 +222,24 @@ def test_all_tokens_can_be_revoked_with_a_node(fleet: Fleet) -> None:
     """For an operator who does not know what else was in that machine."""
     fleet.join("edge-1")
     fleet.world.token()
-    fleet.rotations.revoke("edge-1", REVOKED, own_node_id=fleet.relay.node_id, all_tokens=True)
+    fleet.rotations.revoke("edge-1", own_node_id=fleet.relay.node_id, all_tokens=True)
     assert all(token.revoked_at is not None for token in fleet.world.store.tokens.all())
 
 
-def test_forged_answers_count_for_nothing(fleet: Fleet) -> None:
-    """Signed by another key, of another network, for another change, or from a future that is not."""
-    one, other = fleet.join("edge-1"), fleet.join("edge-2")
-    fleet.rotations.rotate(fleet.expecting(ROTATED, one))
-    fleet.hear(one)
-    fleet.hear(other)
-    honest = fleet.answer(one)
-    for forged in (b"junk", fleet.answer(other), fleet.answer(one, network_id="another")):
-        with pytest.raises(RegistryError):
-            fleet.rotations.receive(one, forged)
-    assert not fleet.rotations.receive(one, fleet.answer(one, running_epoch=99))
-    assert not fleet.rotations.receive(one, fleet.answer(one, generation=7))
-    assert fleet.rotations.advance() is Step.WAIT
-    assert fleet.rotations.receive(one, honest)
-    assert fleet.rotations.advance() is Step.COMMIT
+def test_what_nodes_say_of_themselves_is_only_shown(fleet: Fleet) -> None:
+    """It only grows, no further than the network's own secret, and never changes when that changes."""
+    one = fleet.join("edge-1")
+    fleet.rotations.rotate()
+    fleet.change()
+    assert fleet.rotations.note({one: 2, "a" * 26: 2})
+    for said in (1, 0, 2, 3, 99):
+        assert not fleet.rotations.note({one: said})
+    assert fleet.rotations.seen_epochs() == {one: 2, fleet.relay.node_id: 0}
+    fleet.world.reopen()
+    assert fleet.rotations.seen_epochs()[one] == 2
+    fleet.rotations.rotate(60.0)
+    fleet.rotations.note({one: 3})
+    assert not fleet.rotations.advance(is_held=True)
 
 
 def test_a_registry_from_before_a_revocation_is_told_so(fleet: Fleet, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_registry_from_before_a_revocation_is_told_so(fleet: Fleet, tmp_path: 
     old = {name: (tmp_path / name).read_bytes() for name in ("registry.sqlite3",)}
     fleet.world.open()
     fleet.revoke("edge-2")
-    assert fleet.rotations.advance() is Step.COMMIT
+    fleet.change()
     fleet.hear(staying)
     known, held = fleet.rotations.state(), fleet.held[staying]
     fleet.world.store.close()
@@ -264,7 +264,7 @@ def test_a_registry_from_before_a_revocation_is_told_so(fleet: Fleet, tmp_path: 
     assert fleet.world.store.lease(stolen) is not None, "the backup knows nothing of it"
     fleet.hear(staying)
     assert fleet.held[staying] == held, "no node goes back to the secret of the backup"
-    fleet.rotations.receive(staying, fleet.answer(staying, known=known))
+    assert fleet.rotations.recall(known)
     assert fleet.world.store.lease(stolen) is None
     assert stolen not in fleet.rotations.sealed_secrets()
     fleet.hear(staying)
@@ -273,7 +273,7 @@ def test_a_registry_from_before_a_revocation_is_told_so(fleet: Fleet, tmp_path: 
     assert fresh.secret not in (old_secret, held.secret)
     assert fresh.epoch > held.epoch
     number = fleet.state().number
-    fleet.rotations.receive(staying, fleet.answer(staying, known=known))
+    assert not fleet.rotations.recall(known)
     assert fleet.state().number == number, "told again, it does nothing"
 
 
@@ -290,8 +290,8 @@ def test_two_registries_of_one_backup_share_no_number(tmp_path: Path) -> None:
         file.write_bytes(backup)
         fleet.world.open()
         fleet.world.store.note_restoration(fleet.relay.node_id, keep_addresses=True)
-        fleet.rotations.rotate(ROTATED)
-        assert fleet.rotations.advance() is Step.COMMIT
+        fleet.rotations.rotate()
+        fleet.change()
         epochs.append(fleet.rotations.secret_epoch)
         fleet.world.store.close()
         fleet.world.clock.step_wall_clock(60)
@@ -309,24 +309,24 @@ def test_a_generation_grows_by_any_clock() -> None:
 def test_what_is_known_is_not_written_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said once more, a node's word needs no room on the disk."""
     node_id = fleet.join("edge-1")
-    fleet.rotations.rotate(fleet.expecting(ROTATED, node_id))
+    fleet.rotations.rotate()
+    fleet.change()
     fleet.hear(node_id)
-    answer = fleet.answer(node_id)
-    assert fleet.rotations.receive(node_id, answer)
+    assert fleet.say(node_id)
 
     def full() -> None:
         raise NotCommittedError("the disk is full")
 
     monkeypatch.setattr(fleet.world.store.rotations._database, "transaction", full)
-    assert not fleet.rotations.receive(node_id, answer)
+    assert not fleet.say(node_id)
 
 
-def test_only_the_registrys_own_word_changes_the_secret(fleet: Fleet, tmp_path: Path) -> None:
+def test_only_the_registrys_own_word_changes_the_secret(fleet: Fleet) -> None:
     """A member cannot make the network change its secret by claiming to have heard of a newer one."""
     liar = fleet.join("edge-1")
     lie = NetworkState(
         network_id=fleet.world.keys.network_id, generation=0, number=9, secret_epoch=9, revoked=(fleet.relay.node_id,)
     )
     with pytest.raises(RegistryError):
-        fleet.rotations.receive(liar, fleet.answer(liar, known=fleet.keys[liar].sign(Kind.NETWORK, lie)))
+        fleet.rotations.recall(fleet.keys[liar].sign(Kind.NETWORK, lie))
     assert fleet.rotations.secret_epoch == 1

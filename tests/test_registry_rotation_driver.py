@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from sim import Box, Sim, story
 
 from edgelink.errors import NotCommittedError
 from edgelink.protocol.keys import Kind, NodeKey
-from edgelink.protocol.payloads import NetworkAnswer, Role
+from edgelink.protocol.payloads import NetworkState, NodeStatus, Role
 from edgelink.protocol.topics import Topics
 from edgelink.protocol.transport import Message
 
 
 def say(relay: Box, node: Box, payload: bytes, *, retain: bool = False) -> None:
-    """Somebody says this as the node's answer."""
-    topic = Topics(relay.relay.authority.network.network_id).answer(node.node_id)
+    """Somebody says this as the node's status."""
+    topic = Topics(relay.relay.authority.network.network_id).status(node.node_id)
     relay.machine.memory.publish(Message(topic, payload, retain))
 
 
@@ -34,26 +35,31 @@ async def serves(sim: Sim, relay: Box, node: Box) -> None:
     assert sessions(relay) == 1
 
 
-async def outlasts_number(sim: Sim, **told: int) -> None:
-    relay = await sim.relay()
-    node, near = [await sim.join(name, Role.EDGE, relay) for name in ("edge-1", "edge-2")]
-    network_id = relay.relay.authority.network.network_id
-    said = {"network_id": network_id, "node_id": node.node_id, "generation": 0, "number": 1}
-    answer = NetworkAnswer.model_construct(None, **{**said, **told})
-    key = NodeKey.load(node.paths.node_key)
-    say(relay, node, key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode(), retain=True)
-    await serves(sim, relay, near)
-
-
 @story
 async def test_no_epoch_that_a_node_says_ends_the_registry(sim: Sim) -> None:
-    """Signed by the node itself, and kept by the broker: it would end each daemon that comes after this one, too."""
-    await outlasts_number(sim, prepared_epoch=10**30)
+    """Kept by the broker, it would end each daemon that comes after this one, too."""
+    relay = await sim.relay()
+    node, near = [await sim.join(name, Role.EDGE, relay) for name in ("edge-1", "edge-2")]
+    for epoch in (10**30, 2**62, 2**53 - 1, -1):
+        say(relay, node, json.dumps({"node_id": node.node_id, "online": True, "secret_epoch": epoch}).encode())
+    await serves(sim, relay, near)
+    assert relay.relay.authority.rotations.seen_epochs()[node.node_id] == 1
 
 
 @story
-async def test_no_number_that_a_node_says_ends_the_registry(sim: Sim) -> None:
-    await outlasts_number(sim, number=2**62)
+async def test_what_no_registry_has_said_brings_nobody_back_and_puts_nobody_out(sim: Sim) -> None:
+    """A member says that this registry has forgotten something, which it has signed itself."""
+    relay = await sim.relay()
+    node, near = [await sim.join(name, Role.EDGE, relay) for name in ("edge-1", "edge-2")]
+    rotations, key = relay.relay.authority.rotations, NodeKey.load(node.paths.node_key)
+    network_id = relay.relay.authority.network.network_id
+    lie = NetworkState(network_id=network_id, generation=9, number=9, secret_epoch=9, revoked=(near.node_id,))
+    status = NodeStatus(node_id=node.node_id, online=True, known_network=key.sign(Kind.NETWORK, lie))
+    say(relay, node, status.model_dump_json().encode())
+    await sim.until(lambda: relay.relay.registry.refusals.counts, within_s=5)
+    await serves(sim, relay, near)
+    assert rotations.secret_epoch == 1
+    assert relay.relay.store.lease(near.node_id) is not None
 
 
 @story
@@ -61,16 +67,16 @@ async def test_a_message_that_breaks_what_takes_it_is_passed_over(sim: Sim) -> N
     """Whatever it is that nobody has thought of."""
     relay = await sim.relay()
     node = await sim.join("edge-1", Role.EDGE, relay)
-    driver, broken = relay.relay.registry.rotation, list[bytes]()
-    real = driver.receive
+    service, broken = relay.relay.registry, list[bytes]()
+    real = service._take_status
 
-    def receive(message: Message) -> bool:
+    def take_status(node_id: str, message: Message) -> None:
         if message.payload == b"poison":
             broken.append(message.payload)
             raise ZeroDivisionError
-        return real(message)
+        real(node_id, message)
 
-    driver.receive = receive  # type: ignore[method-assign]
+    service._take_status = take_status  # type: ignore[method-assign]
     say(relay, node, b"poison")
     await sim.until(lambda: broken, within_s=1)
     await serves(sim, relay, node)
@@ -104,11 +110,9 @@ def test_a_node_that_claims_ever_more_costs_the_registry_no_write_each(tmp_path:
     """Each would be a transaction with an fsync, in the loop that serves all nodes; no secret has such a number yet."""
     world, key = World(tmp_path), NodeKey.generate()
     world.enrol(key, world.token(), "edge-1")
-    rotations, said = world.authority.rotations, world.keys.network_id
+    rotations = world.authority.rotations
     writes = world.store._database._connection.total_changes
-    for number in range(2, 50):
-        answer = NetworkAnswer(network_id=said, node_id=key.node_id, generation=0, number=number, prepared_epoch=number)
-        payload = key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
-        assert not rotations.receive(key.node_id, payload)
+    for epoch in range(2, 50):
+        assert not rotations.note({key.node_id: epoch})
     assert world.store._database._connection.total_changes == writes
-    assert key.node_id not in rotations.progress() or rotations.progress()[key.node_id].prepared_epoch <= 1
+    assert rotations.seen_epochs()[key.node_id] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from in_memory import IN_MEMORY
 
 from edgelink.protocol.held_secret import HeldSecret
 from edgelink.protocol.payloads import NetworkSecrets, NetworkState
-from edgelink.relay.rotations import RotationRequest
 
 
 class Rotation(RuleBasedStateMachine):
@@ -52,18 +50,22 @@ class Rotation(RuleBasedStateMachine):
         node_id = self.fleet.join(next(self.names))
         self.given.setdefault(node_id, set()).add(self.fleet.held[node_id].secret)
 
-    @rule(expected=st.sets(st.integers(0, 6)), force=st.booleans())
-    def rotate(self, expected: set[int], force: bool) -> None:
-        online = frozenset(self.member(number) for number in expected)
-        self.fleet.rotations.rotate(RotationRequest(online, 20.0, 60.0, force))
+    @rule(hold_s=st.sampled_from([0.0, 60.0]))
+    def rotate(self, hold_s: float) -> None:
+        self.fleet.rotations.rotate(hold_s)
+        self.note_secret()
 
     @precondition(lambda self: len(self.fleet.keys) - len(self.revoked) > 1)
-    @rule(number=st.integers(0, 6), expected=st.sets(st.integers(0, 6)))
-    def revoke(self, number: int, expected: set[int]) -> None:
+    @rule(number=st.integers(0, 6), hold_s=st.sampled_from([0.0, 60.0]))
+    def revoke(self, number: int, hold_s: float) -> None:
         node_id = self.member(number)
-        online = [self.member(other) for other in expected]
-        self.fleet.revoke(node_id, *online)
+        self.fleet.revoke(node_id, hold_s)
         self.revoked.add(node_id)
+        self.note_secret()
+
+    def note_secret(self) -> None:
+        network = self.fleet.world.authority.network
+        self.committed.setdefault(network.secret_epoch, network.secret)
 
     @rule(number=st.integers(0, 6), of_state=st.booleans())
     def hear(self, number: int, of_state: bool) -> None:
@@ -89,21 +91,22 @@ class Rotation(RuleBasedStateMachine):
         if isinstance(said, NetworkSecrets):
             self.given[node_id] |= {said.network_secret, said.next_secret or said.network_secret}
 
-    @rule(number=st.integers(0, 6), holding=st.booleans())
-    def answer(self, number: int, holding: bool) -> None:
-        node_id = self.member(number)
-        hold = self.fleet.world.clock.now() + timedelta(seconds=30) if holding else None
-        self.fleet.rotations.receive(node_id, self.fleet.answer(node_id, hold_until=hold))
+    @rule(number=st.integers(0, 6))
+    def say(self, number: int) -> None:
+        self.fleet.say(self.member(number))
 
     @rule(seconds=st.sampled_from([1, 21, 61]))
     def time_passes(self, seconds: float) -> None:
+        self.fleet.world.clock.block(seconds)
+
+    @rule(seconds=st.sampled_from([-3600, 3600]))
+    def somebody_sets_the_clock(self, seconds: float) -> None:
         self.fleet.world.clock.step_wall_clock(seconds)
 
-    @rule()
-    def advance(self) -> None:
-        self.fleet.rotations.advance()
-        network = self.fleet.world.authority.network
-        self.committed.setdefault(network.secret_epoch, network.secret)
+    @rule(is_held=st.booleans())
+    def advance(self, is_held: bool) -> None:
+        self.fleet.rotations.advance(is_held=is_held)
+        self.note_secret()
 
     @rule()
     def die(self) -> None:
@@ -127,20 +130,21 @@ class Rotation(RuleBasedStateMachine):
         record = self.fleet.rotations.record
         for node_id in self.revoked:
             assert record is None or record.next_secret not in self.given[node_id]
-        if record is None or record.phase == "committed":
+        if record is None:
             assert not any(present in self.given[node_id] for node_id in self.revoked)
 
     @rule()
     def all_is_well_again(self) -> None:
         """Everybody is online, and nothing is lost for a while: all are on one secret, and nobody is waited for."""
-        for _ in range(6):
+        for _ in range(4):
             for node_id in self.fleet.keys.keys() - self.revoked:
                 self.fleet.hear(node_id)
                 secrets = self.fleet.secrets(node_id)
                 assert secrets is not None
                 self.given[node_id] |= {secrets.network_secret, secrets.next_secret or secrets.network_secret}
-                self.fleet.rotations.receive(node_id, self.fleet.answer(node_id, hold_until=None))
-            self.advance()
+                self.fleet.say(node_id)
+            self.time_passes(3)
+            self.advance(is_held=False)
         assert self.fleet.rotations.record is None
         staying = [self.fleet.held[node_id] for node_id in self.fleet.keys.keys() - self.revoked]
         network = self.fleet.world.authority.network

@@ -252,9 +252,9 @@ def test_a_migration_that_fails_changes_nothing(world: World) -> None:
     world.store.close()
     downgrade(world.store.path)
     with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
-        database.execute("CREATE INDEX in_the_way ON credentials (username)")
+        database.execute("ALTER TABLE leases ADD COLUMN secret_epoch INTEGER")
     before = schema_of(world.store.path)
-    with refuses(RegistryError, "in_the_way"):
+    with refuses(RegistryError, "secret_epoch"):
         world.open()
     assert schema_of(world.store.path) == before
 
@@ -274,6 +274,31 @@ def test_the_version_before_is_brought_up_to_date(world: World, tmp_path: Path) 
     assert [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()] == content
     assert world.lease(world.enrol(key, token)) == content[0][0]
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
+
+
+@pytest.mark.parametrize("phase, epoch", [("prepare", 3), ("committed", 2)])
+def test_a_change_of_the_version_before_gives_its_number_to_no_other_secret(
+    world: World, phase: str, epoch: int
+) -> None:
+    """One that was being prepared is given up; what was seen of the nodes stays known."""
+    key, token = NodeKey.generate(), world.token()
+    world.enrol(key, token)
+    rotations = world.authority.rotations
+    rotations.rotate()
+    secret = rotations.record.next_secret
+    if phase == "committed":  # as the version before has it: the network is on it, and the change is not over
+        with world.store.transaction():
+            world.store._database.execute("UPDATE network SET secret = ?, secret_epoch = 2", secret)
+    world.store.close()
+    downgrade(world.store.path)
+    with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
+        database.execute("UPDATE rotation SET phase = ?", (phase,))
+    world.open()
+    rotations = world.authority.rotations
+    assert (rotations.record, rotations.secret_epoch) == (None, epoch)
+    assert (world.authority.network.secret == secret) is (phase == "committed")
+    assert rotations.seen_epochs() == {key.node_id: 1}
+    assert rotations.rotate().to_epoch == epoch + 1
 
 
 @pytest.mark.timeout(120)

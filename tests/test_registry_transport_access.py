@@ -24,7 +24,7 @@ from edgelink.relay.passwords import broker_password_hash
 from edgelink.relay.records import BrokerUser
 
 TOPICS = Topics("net")
-OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.silence, TOPICS.node_request)
+OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.easytier, TOPICS.silence, TOPICS.node_request)
 OWN_READS = (TOPICS.lease, TOPICS.access, TOPICS.secrets, TOPICS.node_reply)
 
 

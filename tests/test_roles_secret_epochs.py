@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,24 @@ from session_world import Network
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
+from edgelink.facts.derive import Own, node_status
 from edgelink.facts.part import Decision
 from edgelink.files import AT_ONCE
 from edgelink.member.membership_store import MembershipStore
-from edgelink.member.secret_epochs import AskHook, HoldInputs, Inputs, Record, RobotHold, SecretEpochs, TakeUp, Tell
-from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
+from edgelink.member.secret_epochs import AskHook, HoldInputs, Inputs, Record, RobotHold, SecretEpochs, TakeUp
+from edgelink.protocol.held_secret import HeldSecret, NetworkTold
+from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership, put_membership, update_membership
-from edgelink.protocol.payloads import NetworkAnswer, NetworkState, Rotation
+from edgelink.protocol.payloads import NetworkState, Rotation
 from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import board_with, pretend
 from edgelink.testing.registry_client import LoneClient
 
 FIRST, SECOND, THIRD = HeldSecret(1, "first"), HeldSecret(2, "second"), HeldSecret(3, "third")
 PREPARED = HeldSecret(1, "first", 2, "second")
-PATIENCE = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
-PREPARE = Rotation(rotation_id="a" * 32, to_epoch=2, phase="prepare", hold_until=PATIENCE)
-COMMITTED = PREPARE.model_copy(update={"phase": "committed"})
+COMING = Rotation(to_epoch=2, switch_in_s=30.0)
+NOW_S, HOUR_S = 1000.0, 1030.0  # on the monotonic clock
 
 
 def state(epoch: int, rotation: Rotation | None = None) -> NetworkState:
@@ -36,7 +36,8 @@ def state(epoch: int, rotation: Rotation | None = None) -> NetworkState:
 
 
 def told(epoch: int, rotation: Rotation | None = None, **more: Any) -> NetworkTold:
-    return NetworkTold(state=state(epoch, rotation), **more)
+    hours = {epoch: NOW_S - 60} | ({} if rotation is None else {rotation.to_epoch: HOUR_S})
+    return NetworkTold(state=state(epoch, rotation), **{"hours": hours, **more})
 
 
 @dataclass
@@ -53,27 +54,26 @@ class Plans:
     """One node's parts, which are asked for their plans only."""
 
     def __init__(self, directory: Path) -> None:
-        key, self.membership = Network(directory / "relay").member("edge-1")
+        network = Network(directory / "relay")
+        self.key, self.membership = network.member("edge-1")
+        relay = NodeKey.generate()
+        network.world.authority.ensure_relay_lease(relay, "relay")
+        self.relay = network.world.authority.relay_membership(relay, "relay")
         board, clock = board_with(membership=self.membership), FakeClock()
         self.hook = Hook()
-        self.robot = RobotHold(board=board, hook=self.hook)
+        self.robot = RobotHold(board=board, hook=self.hook, clock=clock)
         self.epochs = SecretEpochs(
             board=board,
             store=MembershipStore(board, Paths(directory / "node", directory / "run"), AT_ONCE),
-            registry=LoneClient(self.membership, key, clock, board=board),
+            registry=LoneClient(self.membership, self.key, clock, board=board),
             hook=self.hook,
             conditions=ConditionSet(clock, ["Leased", "SecretCurrent"]),
             clock=clock,
         )
 
-    def of(self, held: HeldSecret, network: NetworkTold, **more: Any) -> Decision[TakeUp | Tell | Record]:
-        facts = {"easytier_as_wanted": True, "tries_next_secret": False, "hook_answer": None, "own": None, **more}
-        return self.epochs.plan(Inputs(self.membership.with_secret(held), network, **facts), 0.0)
-
-    def answer(self, held: HeldSecret, network: NetworkTold, **more: Any) -> NetworkAnswer:
-        does = self.of(held, network, **more).does
-        assert isinstance(does, Tell)
-        return does.answer
+    def of(self, held: HeldSecret, network: NetworkTold, at_s: float = NOW_S, **more: Any) -> Decision[TakeUp | Record]:
+        facts = {"easytier_as_wanted": True, "tries_next_secret": False, "hook_answered": None, **more}
+        return self.epochs.plan(Inputs(self.membership.with_secret(held), network, **facts), at_s)
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def plans(tmp_path: Path) -> Plans:
 @pytest.mark.parametrize(
     "held, heard, takes_up",
     [
-        (FIRST, told(1, PREPARE, given=PREPARED), PREPARED),
-        (PREPARED, told(1, PREPARE, given=PREPARED), None),
-        (PREPARED, told(2, COMMITTED, given=PREPARED), SECOND),
+        (FIRST, told(1, COMING, given=PREPARED), PREPARED),
+        (PREPARED, told(1, COMING, given=PREPARED), None),
+        (PREPARED, told(2, given=PREPARED), SECOND),
         (PREPARED, told(2), SECOND),
-        (PREPARED, told(1), FIRST),  # the change was given up
+        (PREPARED, told(1), FIRST),  # of a registry that was lost and restored
         (FIRST, told(2), None),  # a secret that it was not given
         (FIRST, told(3, given=THIRD), THIRD),  # it was away
         (FIRST, NetworkTold(given=THIRD), THIRD),
@@ -103,7 +103,7 @@ def test_which_secret_is_taken_up(
     assert bool(decision.says) == (takes_up is None), "what people read waits until it is done"
 
 
-ASKED, ANSWERED = None, HookAnswer("a" * 32)
+ASKED, ANSWERED = None, 2
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ ASKED, ANSWERED = None, HookAnswer("a" * 32)
         (FIRST, told(1), {"easytier_as_wanted": None}, "Current"),  # the other daemon of this machine tells of it
         (FIRST, told(2), {}, "BehindNetwork"),
         (SECOND, told(2, behind=state(1)), {}, "RegistryBehind"),
-        (PREPARED, told(1, PREPARE), {"tries_next_secret": True}, "TryingNext"),
-        (PREPARED, told(1, PREPARE), {"hook_answer": ASKED}, "Holding"),
-        (PREPARED, told(1, PREPARE), {"hook_answer": ANSWERED}, "Preparing"),
-        (PREPARED, told(1, PREPARE), {"hook_answer": HookAnswer("b" * 32)}, "Holding"),  # of another change
-        (FIRST, told(1, PREPARE), {}, "Preparing"),  # it was not given the next one yet
-        (SECOND, told(2, COMMITTED), {}, "Current"),
+        (PREPARED, told(1, COMING), {"tries_next_secret": True}, "TryingNext"),
+        (PREPARED, told(1, COMING), {"hook_answered": ASKED}, "Holding"),
+        (PREPARED, told(1, COMING), {"hook_answered": ANSWERED}, "Preparing"),
+        (PREPARED, told(1, COMING), {"hook_answered": 3}, "Holding"),  # of another change
+        (FIRST, told(1, COMING), {}, "Preparing"),  # it was not given the next one yet
+        (SECOND, told(2), {}, "Current"),
     ],
 )
 def test_what_people_are_told(
@@ -131,45 +131,49 @@ def test_what_people_are_told(
 
 
 @pytest.mark.parametrize(
-    "held, heard, more, prepared, running, hold_until",
+    "at_s, is_relay, tries, is_on_it",
     [
-        (FIRST, told(1), {}, 1, 1, None),
-        (PREPARED, told(1, PREPARE), {"hook_answer": ANSWERED}, 2, 1, None),
-        (PREPARED, told(1, PREPARE), {"hook_answer": ASKED}, 2, 1, PATIENCE),
-        (PREPARED, told(1, PREPARE), {"hook_answer": ANSWERED, "tries_next_secret": True}, 2, 0, None),
-        (SECOND, told(2, COMMITTED), {"easytier_as_wanted": False}, 2, 0, None),
-        (SECOND, told(2, COMMITTED), {"easytier_as_wanted": None}, 2, 0, None),
-        (SECOND, told(2, COMMITTED), {}, 2, 2, None),
+        (NOW_S + 0.2, False, False, False),
+        (NOW_S + 0.6, False, False, True),
+        (NOW_S, True, False, True),
+        (NOW_S, False, True, True),  # its EasyTier runs on it already
+    ],
+)
+def test_relays_come_first(plans: Plans, at_s: float, is_relay: bool, tries: bool, is_on_it: bool) -> None:
+    """Whoever changes before them dials a relay that does not let it in."""
+    if is_relay:
+        plans.membership = plans.relay
+    decision = plans.of(PREPARED, told(2, hours={2: NOW_S}), at_s, tries_next_secret=tries)
+    assert decision.does == (TakeUp(SECOND) if is_on_it else None)
+    assert is_on_it or 0 < decision.again_s < 0.5
+
+
+@pytest.mark.parametrize(
+    "held, heard, more, epoch, hold_s",
+    [
+        (FIRST, told(1), {}, 1, 60.0),
+        (FIRST, told(1, COMING), {}, 1, 60.0),  # it has not been asked, for this node has not the next secret yet
+        (PREPARED, told(1, COMING), {"hook_answered": ANSWERED}, 1, 0.0),
+        (PREPARED, told(1, COMING), {"hook_answered": 1}, 1, 60.0),
+        (PREPARED, told(1, COMING), {"tries_next_secret": True}, 0, 60.0),
+        (SECOND, told(2), {"easytier_as_wanted": False}, 0, 60.0),
+        (SECOND, told(2), {"easytier_as_wanted": None}, 0, 60.0),
+        (SECOND, told(2), {"hook_answered": ANSWERED}, 2, 60.0),
     ],
 )
 def test_what_the_registry_is_told(
-    plans: Plans,
-    held: HeldSecret,
-    heard: NetworkTold,
-    more: dict[str, Any],
-    prepared: int,
-    running: int,
-    hold_until: datetime | None,
+    plans: Plans, held: HeldSecret, heard: NetworkTold, more: dict[str, Any], epoch: int, hold_s: float
 ) -> None:
-    """What it says of a secret is on its disk, and what it says of EasyTier is confirmed."""
-    plans.hook.is_set = True
-    answer = plans.answer(held, heard, **more)
-    assert (answer.prepared_epoch, answer.running_epoch, answer.hold_until) == (prepared, running, hold_until)
-
-
-def test_each_answer_is_told_once_under_a_number_of_its_own(plans: Plans) -> None:
-    """Before the registry has said anything there is nothing to answer."""
-    assert plans.of(FIRST, NetworkTold()).does is None
-    first = plans.answer(FIRST, told(1))
-    assert plans.of(FIRST, told(1), own=first).does is None
-    second = plans.answer(FIRST, told(1), own=first, easytier_as_wanted=False)
-    assert (first.number, second.number) == (1, 2)
+    """What it says of EasyTier is confirmed, and a robot holds up the change that it has not answered."""
+    facts = {"easytier_as_wanted": True, "tries_next_secret": False, **more}
+    board = board_with()
+    pretend(board, running=plans.membership.with_secret(held), network=heard, **facts)
+    status = node_status(board.select(Own), key=plans.key, device="et0", hold_s=60.0)
+    assert (status.secret_epoch, status.hold_s, status.known_network) == (epoch, hold_s, None)
 
 
 def test_a_state_that_waits_for_room_is_written_down_again_and_again(plans: Plans) -> None:
-    waiting = told(1, is_on_disk=False)
-    answer = plans.answer(FIRST, waiting)
-    decision = plans.of(FIRST, waiting, own=answer)
+    decision = plans.of(FIRST, told(1, is_on_disk=False))
     assert (decision.does, decision.again_s) == (Record(), 5.0)
 
 
@@ -183,22 +187,22 @@ def test_who_was_put_out_ends_whatever_else_there_is_to_do(plans: Plans) -> None
 @pytest.mark.parametrize(
     "is_set, held, heard, answer, is_asked",
     [
-        (True, PREPARED, told(1, PREPARE), None, True),
-        (True, PREPARED, told(1, PREPARE), HookAnswer("b" * 32), True),
-        (True, PREPARED, told(1, PREPARE), ANSWERED, False),
-        (True, FIRST, told(1, PREPARE), None, False),  # the next secret is not on disk yet
-        (True, SECOND, told(2, COMMITTED), None, False),
+        (True, PREPARED, told(1, COMING), None, True),
+        (True, PREPARED, told(1, COMING), 3, True),
+        (True, PREPARED, told(1, COMING), ANSWERED, False),
+        (True, FIRST, told(1, COMING), None, False),  # the next secret is not on disk yet
+        (True, SECOND, told(2), None, False),
         (True, FIRST, told(1), None, False),
-        (False, PREPARED, told(1, PREPARE), None, False),
+        (False, PREPARED, told(1, COMING), None, False),
     ],
 )
 def test_when_the_robots_hook_is_asked(
-    plans: Plans, is_set: bool, held: HeldSecret, heard: NetworkTold, answer: HookAnswer | None, is_asked: bool
+    plans: Plans, is_set: bool, held: HeldSecret, heard: NetworkTold, answer: int | None, is_asked: bool
 ) -> None:
-    """Once for each change, when this node could follow it."""
+    """Once for each change, when this node could follow it; until the hour."""
     plans.hook.is_set = is_set
-    decision = plans.robot.plan(HoldInputs(plans.membership.with_secret(held), heard, answer), 0.0)
-    assert decision.does == (AskHook("a" * 32, 2) if is_asked else None)
+    decision = plans.robot.plan(HoldInputs(plans.membership.with_secret(held), heard, answer), NOW_S)
+    assert decision.does == (AskHook(2, HOUR_S) if is_asked else None)
 
 
 def test_an_older_secret_is_never_written_back(tmp_path: Path) -> None:

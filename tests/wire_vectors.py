@@ -20,7 +20,6 @@ from edgelink.protocol.payloads import (
     EnrolRequest,
     Envelope,
     Lease,
-    NetworkAnswer,
     NetworkSecrets,
     NetworkState,
     NodeAccess,
@@ -63,7 +62,6 @@ SIGNED: dict[str, tuple[Kind, type[Payload], str]] = {
     "network": (Kind.NETWORK, NetworkState, REGISTRY_VERIFY_KEY),
     "access": (Kind.ACCESS, NodeAccess, REGISTRY_VERIFY_KEY),
     "network-secrets": (Kind.NETWORK_SECRETS, NetworkSecrets, REGISTRY_VERIFY_KEY),
-    "network-answer": (Kind.NETWORK_ANSWER, NetworkAnswer, NODE.verify_key_b64),
     "claim": (Kind.NODE_REQUEST, NodeRequest, NODE.verify_key_b64),
     "renewal": (Kind.NODE_REQUEST, NodeRequest, NODE.verify_key_b64),
     "verdict": (Kind.NODE_REPLY, NodeReply, REGISTRY_VERIFY_KEY),
@@ -178,8 +176,8 @@ def payloads() -> dict[str, Payload]:
 
 
 def _of_a_change() -> dict[str, Payload]:
-    """A change of the network's secret, in its first phase."""
-    rotation = Rotation(rotation_id="0" * 32, to_epoch=4, phase="prepare", hold_until=AT)
+    """A change of the network's secret that is to come."""
+    rotation = Rotation(to_epoch=4, switch_in_s=2.0)
     return {
         "access": NodeAccess(
             network_id=NETWORK_ID,
@@ -209,17 +207,6 @@ def _of_a_change() -> dict[str, Payload]:
             network_secret="not-a-secret",
             next_epoch=4,
             next_secret="nor-this-one",
-        ),
-        "network-answer": NetworkAnswer(
-            network_id=NETWORK_ID,
-            node_id=NODE.node_id,
-            generation=1,
-            number=2,
-            rotation_id="0" * 32,
-            prepared_epoch=4,
-            running_epoch=3,
-            hold_until=AT,
-            hold_why="arm moving",
         ),
     }
 

@@ -15,14 +15,6 @@ from edgelink.cli.options import Duration, json_option
 @click.argument("node", type=NodeName())
 @click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
 @click.option("--now", is_flag=True, help="no patience: the same as --hold 0")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="20s",
-    show_default=True,
-    help="how long to wait for the other nodes that are online before the secret changes without them",
-)
 @click.option("--all-tokens", is_flag=True, help="revoke every token that was made and not used, too")
 @click.option("--yes", is_flag=True, help="do not ask")
 @json_option
@@ -31,15 +23,15 @@ def command(
     node: str,
     hold_s: float,
     now: bool,
-    timeout_s: float,
     all_tokens: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
     """Put NODE (hostname or node id) out, for ever: off the broker at once, out of the overlay by a new secret.
 
-    All other nodes get the new secret first, then change to it together, which costs each a pause of some seconds.
-    Who is offline follows when it is back. Exit status 75: somebody is not on the new secret yet.
+    All other nodes get the new secret, and change to it together two seconds later, which costs each a pause of some
+    seconds. A robot in motion may hold that up for as long as --hold says. Who is offline follows when it is back. Exit
+    status 75: somebody is not on the new secret yet.
     """
     from edgelink.cli.registry import lease_path
     from edgelink.cli.relay_request import ask_registry
@@ -53,7 +45,6 @@ def command(
     body = {
         "node": node,
         "hold_s": 0.0 if now else hold_s,
-        "timeout_s": timeout_s,
         "all_tokens": all_tokens,
     }
     done = rotation_request("/revoke", body, as_json=as_json)

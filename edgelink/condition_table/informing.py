@@ -124,12 +124,12 @@ SECRET_CURRENT = ConditionKind(
     reasons=(
         true("Current", "nothing changes"),
         unknown("NotToldYet", "the registry has not said which secret the network is on"),
-        waits("Preparing", "a next secret is being told to all nodes"),
+        waits("Preparing", "a next secret is told to all nodes, and the network is about to change to it"),
         waits("Holding", "the next secret waits for a robot in motion"),
         waits("Changing", "EasyTier is started on the new secret"),
         waits(
             "TryingNext",
-            "nobody is heard, and EasyTier runs by turns on the secret that the network was about to change to",
+            "the network was about to change; nobody is heard, and EasyTier runs by turns on the next secret",
         ),
         waits("BehindNetwork", "the new secret has not come yet"),
         waits("RegistryBehind", "the registry was restored from an older backup; it makes a fresh secret"),

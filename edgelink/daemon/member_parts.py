@@ -298,7 +298,7 @@ class Joined:
             leases,
             self.renewal,
             self.secret_epochs,
-            RobotHold(board=board, hook=hook),
+            RobotHold(board=board, hook=hook, clock=clock),
         ]
         if base.place is Place.HEAD:
             self._parts.append(ClusterTeller(board, self.registry.publish_cluster))

@@ -23,7 +23,7 @@ from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
-from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
@@ -101,7 +101,9 @@ def derive_patience(board: Board[Facts], config: Config, place: Place) -> None:
 
 def derive_status(board: Board[Facts], config: Config, key: NodeKey) -> None:
     """Have the board of a member derive what the network is told of it."""
-    board.derive(NODE_STATUS, "node's status", Own, partial(node_status, key=key, device=config.overlay.device))
+    hold_s = float(config.robot.hold_for) if config.robot.hold else 0.0
+    status = partial(node_status, key=key, device=config.overlay.device, hold_s=hold_s)
+    board.derive(NODE_STATUS, "node's status", Own, status)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,6 @@ class Kept:
 
     membership: Membership | None
     lease_in_use: Envelope | None
-    kept_secret: HeldSecret | None
 
 
 def running(now: Kept) -> Membership | None:
@@ -118,8 +119,6 @@ def running(now: Kept) -> Membership | None:
     membership = now.membership
     if membership is not None and now.lease_in_use is not None and now.lease_in_use != membership.lease_envelope:
         membership = membership.with_lease(now.lease_in_use)
-    if membership is not None and now.kept_secret is not None:
-        membership = membership.with_secret(now.kept_secret)
     return membership
 
 
@@ -346,14 +345,23 @@ class Own:
     openings: frozenset[Opening]
     follows_spec: int | None
     paused: Mapping[str, Pause]
+    network: NetworkTold
+    hook_answered: int | None
+    tries_next_secret: bool
+    easytier_as_wanted: bool | None
 
 
-def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
+def node_status(now: Own, *, key: NodeKey, device: str, hold_s: float) -> NodeStatus:
     """Return what the network is told of this node.
 
     An edge states the end of its Ray, signed by itself: it commands the head.
+
+    Args:
+        hold_s: how long its robot may hold a change of the secret up. One that has answered does not hold that change.
     """
     lease, versions = now.running.lease if now.running else None, now.versions
+    rotation = now.network.rotation
+    is_confirmed = now.easytier_as_wanted and not now.tries_next_secret
     ray_death = None
     if lease is not None and lease.role is Role.EDGE and now.dead_ray is not None:
         ray_death = key.sign(Kind.RAY_DEATH, RayDeath(network_id=lease.network_id, ray_node_id=now.dead_ray))
@@ -374,4 +382,7 @@ def node_status(now: Own, *, key: NodeKey, device: str) -> NodeStatus:
         open_ports=told(now.openings, MAX_OPEN_PORTS),
         follows_spec=now.follows_spec,
         paused=tuple(sorted(now.paused)[:MAX_PAUSED]),
+        secret_epoch=now.running.held.epoch if now.running and is_confirmed else 0,
+        hold_s=0.0 if rotation is not None and rotation.to_epoch == now.hook_answered else hold_s,
+        known_network=now.network.known,
     )

@@ -7,18 +7,20 @@ put out itself counts at once, and so do the addresses that are to be dropped.
 
 from __future__ import annotations
 
+import math
 from ipaddress import IPv4Address
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from edgelink.clock import Clock
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger, hide
 from edgelink.protocol.held_secret import HeldSecret, NetworkTold
 from edgelink.protocol.keys import Kind, NodeKey, open_envelope
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.protocol.payloads import MAX_REVOKED, Envelope, NetworkSecrets, NetworkState
 from edgelink.protocol.refusals import OUTDATED
 from edgelink.protocol.topics import Topics
 from edgelink.protocol.transport import Message
@@ -34,10 +36,13 @@ class NetworkWatch:
     ``state`` is what counts here: the newest one that is on disk.
     """
 
-    def __init__(self, membership: Membership, key: NodeKey, directory: Path | None, files: Files = AT_ONCE) -> None:
+    def __init__(
+        self, membership: Membership, key: NodeKey, clock: Clock, directory: Path | None, files: Files = AT_ONCE
+    ) -> None:
         self._network_id = membership.network_id
         self._verify_key = membership.registry_verify_key
         self._key = key
+        self._clock = clock
         self._topics = Topics(membership.network_id)
         self._path = directory / STATE_FILE if directory is not None else None
         self._files = files
@@ -48,6 +53,7 @@ class NetworkWatch:
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
         self._newest: NetworkState | None = None  # of those that were verified, on disk or not
         self._envelope: Envelope | None = None  # in which `_newest` came
+        self._hours: dict[int, float] = {}
         self._restore()
 
     @property
@@ -63,12 +69,6 @@ class NetworkWatch:
     def known(self) -> Envelope | None:
         """What the registry that answers has to be told of itself."""
         return self._envelope if self.behind is not None else None
-
-    @property
-    def generation(self) -> int:
-        """Of the registry that answers."""
-        newest = self.behind or self._newest
-        return newest.generation if newest else 0
 
     @property
     def is_revoked(self) -> bool:
@@ -87,7 +87,7 @@ class NetworkWatch:
             self.state,
             self.given,
             self.behind,
-            self.generation,
+            self._hours,
             self.known,
             self.is_revoked,
             self.revoked_ips,
@@ -126,9 +126,6 @@ class NetworkWatch:
             return True
         return False
 
-    def signed(self, answer: NetworkAnswer) -> bytes:
-        return self._key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
-
     def _take_state(self, envelope: Envelope) -> None:
         state = self._verified(envelope)
         known = self._newest
@@ -145,7 +142,16 @@ class NetworkWatch:
             self.behind = state  # its registry was restored from before: it is told so, and makes good for it
             return
         self._newest, self._envelope, self.behind = state, envelope, None
+        self._note_hours(state)
         self.settle()
+
+    def _note_hours(self, state: NetworkState) -> None:
+        """Note the hours by this machine's own clock. Words may come late, never early: the earliest hour is right."""
+        said = {state.secret_epoch: 0.0}
+        if state.rotation is not None:
+            said[state.rotation.to_epoch] = state.rotation.switch_in_s
+        now_s, known = self._clock.monotonic_s(), self._hours
+        self._hours = {epoch: min(now_s + in_s, known.get(epoch, math.inf)) for epoch, in_s in said.items()}
 
     def _verified(self, envelope: Envelope) -> NetworkState:
         state = open_envelope(envelope, Kind.NETWORK, NetworkState, self._verify_key)
@@ -176,6 +182,7 @@ class NetworkWatch:
             envelope = Envelope.model_validate_json(self._path.read_bytes())
             self.state = self._newest = self._verified(envelope)
             self._envelope = envelope
+            self._note_hours(self.state)
         except FileNotFoundError:
             pass
         except (UntrustedError, ValidationError, OSError) as error:

@@ -37,7 +37,7 @@ from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.life import Admission, Life
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.outgoing import Outbox, Outgoing
-from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NetworkAnswer, NodeStatus, Role
+from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, NodeStatus, Role
 from edgelink.protocol.refusals import Refusals, refusal_reason
 from edgelink.protocol.report_seam import Reports
 from edgelink.protocol.statuses import StatusBoard
@@ -153,9 +153,8 @@ class RegistryClient:
         self._statuses = StatusBoard()
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
-        self._answer = Outgoing(self._topics.answer(key.node_id))
         self.channel = NodeChannel(membership, key, clock, outbox.put, self._status.repeat)
-        self._network = NetworkWatch(membership, key, cache, files)
+        self._network = NetworkWatch(membership, key, clock, cache, files)
         self._access = AccessWatch(membership, cache, files)
         self._outbox = outbox
         self._reports = reports
@@ -219,10 +218,6 @@ class RegistryClient:
         self._cluster.put(envelope.model_dump_json().encode())
         self.documents.state_cluster(envelope)
         self._show_documents()
-
-    def publish_answer(self, answer: NetworkAnswer) -> None:
-        """Say how far we have followed the network's secret; at once, and anew after each reconnect."""
-        self._answer.put(self._network.signed(answer))
 
     def settle_network(self) -> None:
         """Write down what waits where the disk had no room. Harmless at any time."""
@@ -338,7 +333,7 @@ class RegistryClient:
             self._connected(address, password)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
-                for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
+                for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0)):
                     tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
                 silence = self._statuses.forget_silent(self._clock, self._show_statuses)
                 tasks.create_task(silence, name="registry-silence")

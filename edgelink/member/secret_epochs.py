@@ -1,12 +1,13 @@
-"""A node follows the network's secret (ADR 0020): prepares the next one, changes to it, catches up, and stands aside
-when the registry has put it out.
+"""A node follows the network's secret (ADR 0050): keeps the next one, changes to it, catches up, and stands aside when
+the registry has put it out.
 
 ::
 
-    told of a next secret ──▶ on disk, the hook is asked ──▶ "prepared" ──▶ told that it counts ──▶ EasyTier on it
-    told of a present secret that is newer than ours (we were away) ──────────────────────────────▶ EasyTier on it
+    told of a next secret and its hour ──▶ on disk, the hook is asked ──▶ told that it counts ──▶ EasyTier on it
+    told of a present secret that is newer than ours (we were away) ───────────────────────────▶ EasyTier on it
 
-What is told is state, not commands; a secret that was left behind is never gone back to.
+What is told is state, not commands; a secret that was left behind is never gone back to. What a node does that cannot
+be told when the hour has come is in :mod:`edgelink.member.secret_trial`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger, hide
 from edgelink.member.membership_store import MembershipStore
-from edgelink.protocol.held_secret import HeldSecret, HookAnswer, NetworkTold
+from edgelink.protocol.held_secret import HeldSecret, NetworkTold
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import NetworkAnswer, Rotation
+from edgelink.protocol.payloads import Rotation
 from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.protocol.statuses import LEASED
 
-KEPT_SECRET: Final[Fact[HeldSecret | None]] = Fact("kept_secret")
 SECRET_CHANGED_S: Final[Fact[float | None]] = Fact("secret_changed_s")
-HOOK_ANSWER: Final[Fact[HookAnswer | None]] = Fact("hook_answer")
+HOOK_ANSWERED: Final[Fact[int | None]] = Fact("hook_answered")
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
 _SPREAD_S = 0.2  # all within the same half second, so that both ends of a direct path are new
 _FULL_DISK_S = 5.0
@@ -53,9 +53,6 @@ class Hook(Protocol):
 class Registry(Protocol):
     """What of :class:`edgelink.member.registry_client.RegistryClient` is needed here."""
 
-    def publish_answer(self, answer: NetworkAnswer) -> None:
-        """Say how far this node has followed the network's secret."""
-
     def settle_network(self) -> None:
         """Write the newest state of the network down."""
 
@@ -66,15 +63,18 @@ class HoldInputs:
 
     running: Membership | None
     network: NetworkTold
-    hook_answer: HookAnswer | None
+    hook_answered: int | None
 
 
 @dataclass(frozen=True)
 class AskHook(Action):
-    """Ask the hook when EasyTier may be restarted for this change."""
+    """Ask the hook when EasyTier may be restarted for this change.
 
-    rotation_id: str
+    ``until_s``: the hour of the change, on the monotonic clock. It comes whatever the hook says.
+    """
+
     epoch: int
+    until_s: float
 
 
 class RobotHold(Part[HoldInputs, AskHook]):
@@ -84,30 +84,33 @@ class RobotHold(Part[HoldInputs, AskHook]):
     condition: ClassVar[str] = SECRET_CURRENT.name
     inputs = HoldInputs
 
-    def __init__(self, *, board: Board[Any], hook: Hook) -> None:
+    def __init__(self, *, board: Board[Any], hook: Hook, clock: Clock) -> None:
         super().__init__(board)
         self._hook = hook
-        self._put_answer = board.claim(HOOK_ANSWER, self.name)
+        self._clock = clock
+        self._put_answered = board.claim(HOOK_ANSWERED, self.name)
 
     def plan(self, now: HoldInputs, at_s: float) -> Decision[AskHook]:
         change = unanswered(now) if self._hook.is_set else None
-        return Decision(does=None if change is None else AskHook(change.rotation_id, change.to_epoch))
+        if change is None:
+            return Decision()
+        return Decision(does=AskHook(change.to_epoch, now.network.hours.get(change.to_epoch, at_s)))
 
     async def act(self, action: AskHook) -> None:
-        why = await self._hook.wait(f"the network changes to secret {action.epoch}", float("inf"))
-        self._put_answer(HookAnswer(action.rotation_id, why))
+        left_s = max(0.0, action.until_s - self._clock.monotonic_s())
+        await self._hook.wait(f"the network changes to secret {action.epoch}", left_s)
+        self._put_answered(action.epoch)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a node that follows the network's secret depends on. ``own``: what it has told the registry last."""
+    """What a node that follows the network's secret depends on."""
 
     running: Membership | None
     network: NetworkTold
     tries_next_secret: bool
     easytier_as_wanted: bool | None
-    hook_answer: HookAnswer | None
-    own: NetworkAnswer | None
+    hook_answered: int | None
 
 
 @dataclass(frozen=True)
@@ -118,18 +121,11 @@ class TakeUp(Action):
 
 
 @dataclass(frozen=True)
-class Tell(Action):
-    """Tell the registry how far this node has followed."""
-
-    answer: NetworkAnswer
-
-
-@dataclass(frozen=True)
 class Record(Action):
     """Write down the newest state of the network, for which there was no room on the disk."""
 
 
-class SecretEpochs(Part[Inputs, TakeUp | Tell | Record]):
+class SecretEpochs(Part[Inputs, TakeUp | Record]):
     """Sets ``SecretCurrent``, which only informs. Ends the daemon when the registry has put this node out."""
 
     name = "secret-epochs"
@@ -148,25 +144,23 @@ class SecretEpochs(Part[Inputs, TakeUp | Tell | Record]):
         spread: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(board)
-        self.own: NetworkAnswer | None
         self._board = board
         self._store = store
         self._registry = registry
         self._hook = hook
         self._conditions = conditions
         self._clock = clock
-        self._spread = spread
-        self._keep = board.claim(KEPT_SECRET, self.name)
+        self._after_s = _AFTER_RELAYS_S + _SPREAD_S * spread()
         self._put_changed_s = board.claim(SECRET_CHANGED_S, self.name)
 
     def refuse_revoked(self) -> None:
         """At the daemon's start: the registry has said before that this node was put out. Raises NodeRevokedError."""
-        decision = self.plan(self._board.select(Inputs, self.own), self._clock.monotonic_s())
+        decision = self.plan(self._board.select(Inputs), self._clock.monotonic_s())
         if decision.ends is not None:
             self._conditions.set_error(LEASED, decision.ends)
             raise decision.ends
 
-    def plan(self, now: Inputs, at_s: float) -> Decision[TakeUp | Tell | Record]:
+    def plan(self, now: Inputs, at_s: float) -> Decision[TakeUp | Record]:
         network = now.network
         if network.is_revoked:
             put_out = NodeRevokedError(
@@ -178,43 +172,38 @@ class SecretEpochs(Part[Inputs, TakeUp | Tell | Record]):
             return Decision()
         held = followed(now.running.held, network)
         if held != now.running.held:
-            return Decision(does=TakeUp(held))
-        holds_for = unanswered(now) if self._hook.is_set else None
-        does: Tell | Record | None = None if network.is_on_disk else Record()
-        answer = _answer(now, now.running, holds_for)
-        if network.state is not None and answer != now.own:
-            does = Tell(answer.model_copy(update={"number": answer.number + 1}))
-        return Decision((_said(now, held, holds_for),), does, LOOK_S if network.is_on_disk else _FULL_DISK_S)
+            wait_s = self._wait_s(now, held, at_s)
+            return Decision(does=TakeUp(held)) if wait_s <= 0 else Decision(again_s=wait_s)
+        asks = unanswered(now) if self._hook.is_set else None
+        if network.is_on_disk:
+            return Decision((_said(now, held, asks),), again_s=LOOK_S)
+        return Decision((_said(now, held, asks),), Record(), _FULL_DISK_S)
 
-    async def act(self, action: TakeUp | Tell | Record) -> None:
+    def _wait_s(self, now: Inputs, held: HeldSecret, at_s: float) -> float:
+        """Return for how long relays come first: nobody could dial one that is still on the former secret."""
+        assert now.running is not None
+        hour_s = now.network.hours.get(held.epoch)
+        is_here = held.epoch == now.running.held.epoch or now.tries_next_secret or now.running.lease.is_relay
+        return 0.0 if is_here or hour_s is None else hour_s + self._after_s - at_s
+
+    async def act(self, action: TakeUp | Record) -> None:
         match action:
             case TakeUp(held):
-                await self._take_up(held)
-            case Tell(answer):
-                self._registry.publish_answer(answer)
-                self.own = answer
+                self._take_up(held)
             case Record():
                 self._registry.settle_network()
 
-    async def _take_up(self, held: HeldSecret) -> None:
-        """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
+    def _take_up(self, held: HeldSecret) -> None:
+        """Write the secrets down before they are used."""
         hide(held.secret, held.next_secret or "")
-        membership = self._board.select(Inputs, self.own).running
+        membership = self._board.select(Inputs).running
         assert membership is not None  # the plan has seen it, and nobody forgets it
-        is_another = held.epoch != membership.held.epoch
-        if is_another:
-            self._keep(membership.held)
-        try:
-            self._store.change(lambda present: present.holding(held))
-            if not is_another:
-                log.info("node.secret_prepared", epoch=held.next_epoch)
-                return
-            log.info("node.secret_changed", epoch=held.epoch)
-            if not membership.lease.is_relay:
-                await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
-            self._put_changed_s(self._clock.monotonic_s())
-        finally:
-            self._keep(None)
+        self._store.change(lambda present: present.holding(held))
+        if held.epoch == membership.held.epoch:
+            log.info("node.secret_prepared", epoch=held.next_epoch)
+            return
+        log.info("node.secret_changed", epoch=held.epoch)
+        self._put_changed_s(self._clock.monotonic_s())
 
 
 def followed(held: HeldSecret, network: NetworkTold) -> HeldSecret:
@@ -225,36 +214,16 @@ def followed(held: HeldSecret, network: NetworkTold) -> HeldSecret:
 
 
 def unanswered(now: HoldInputs | Inputs) -> Rotation | None:
-    """Return the change that this node is prepared for, and that a robot's hook has not answered yet."""
-    rotation = now.network.preparing
+    """Return the change to whose secret this node can follow, and that a robot's hook has not answered yet."""
+    rotation = now.network.rotation
     if rotation is None or now.running is None or now.running.held.next_epoch != rotation.to_epoch:
         return None
-    is_answered = now.hook_answer is not None and now.hook_answer.rotation_id == rotation.rotation_id
-    return None if is_answered else rotation
+    return None if now.hook_answered == rotation.to_epoch else rotation
 
 
-def _answer(now: Inputs, membership: Membership, holds_for: Rotation | None) -> NetworkAnswer:
-    """How far this node is, under the number of what it has told last."""
-    network, held = now.network, membership.held
-    rotation = network.state.rotation if network.state is not None else None
-    hook_why = "" if now.hook_answer is None else now.hook_answer.why
-    return NetworkAnswer(
-        network_id=membership.network_id,
-        node_id=membership.lease.node_id,
-        generation=network.generation,
-        number=0 if now.own is None else now.own.number,
-        rotation_id=rotation.rotation_id if rotation else None,
-        prepared_epoch=held.next_epoch or held.epoch,
-        running_epoch=held.epoch if now.easytier_as_wanted and not now.tries_next_secret else 0,
-        hold_until=None if holds_for is None else holds_for.hold_until,
-        hold_why=hook_why if holds_for is None else _ASKING,
-        known=network.known,
-    )
-
-
-def _said(now: Inputs, held: HeldSecret, holds_for: Rotation | None) -> Said:
+def _said(now: Inputs, held: HeldSecret, asks: Rotation | None) -> Said:
     """What people are told of it."""
-    state, change = now.network.behind or now.network.state, now.network.preparing
+    state, change = now.network.behind or now.network.state, now.network.rotation
     if state is None:
         return is_unknown(_KIND, "NotToldYet", "the registry has not said which secret the network is on")
     if state.secret_epoch < held.epoch:
@@ -273,12 +242,11 @@ def _said(now: Inputs, held: HeldSecret, holds_for: Rotation | None) -> Said:
         )
     if now.easytier_as_wanted is False:
         return is_not_so(_KIND, "Changing", f"EasyTier is to run on secret {held.epoch}")
-    if holds_for is not None:
-        return is_not_so(_KIND, "Holding", f"secret {holds_for.to_epoch} waits for the robot: {_ASKING}")
+    if asks is not None:
+        return is_not_so(_KIND, "Holding", f"secret {asks.to_epoch} waits for the robot: asking the robot's hook")
     if change is not None:
-        return is_not_so(_KIND, "Preparing", f"secret {change.to_epoch} is being told to all nodes")
+        return is_not_so(_KIND, "Preparing", f"the network is about to change to secret {change.to_epoch}")
     return is_so(_KIND, "Current", f"EasyTier runs on secret {held.epoch}")
 
 
 _KIND = SECRET_CURRENT.name
-_ASKING = "asking the robot's hook"

@@ -1,9 +1,10 @@
-"""A node that was prepared for the next secret, and then hears nothing, tries that secret (ADR 0020).
+"""A node that hears nothing when the network changes its secret changes to the next one by its own clock (ADR 0050).
 
 Its only way to the broker may lead through the overlay: who changes before it takes that way along, and with it the
-word that the secret has changed. So while nobody is heard, with the broker or in the overlay, EasyTier runs on the
-present and on the next secret by turns. Which of the two counts is still the registry's to say: on disk nothing
-changes before it has, and what was left behind is never tried.
+word that the secret has changed. So when the hour has come, and no word, and EasyTier lists nobody on the present
+secret, it runs on the next one. Where nobody is heard there, either, it runs on both by turns: the relay may have died
+before the hour. Which of the two counts is still the registry's to say: on disk nothing changes before it has, and
+what was left behind is never tried.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.member.registry_client import Session
-from edgelink.protocol.held_secret import HeldSecret
+from edgelink.protocol.held_secret import HeldSecret, NetworkTold
 from edgelink.protocol.membership import Membership
 
 TRIES_NEXT_SECRET: Final[Fact[bool]] = Fact("tries_next_secret")
 
-PATIENCE_S = 20.0  # with the present secret: every node is told within seconds, and EasyTier dials every second
-TRY_S = 20.0  # with the next one
+WORD_S = 2.0  # for the registry's word to come after the hour, where there is a session
+FIRST_S = 2.0  # of silence on the present secret after the hour
+TRY_S = 20.0  # on the next one: EasyTier dials every second
+PATIENCE_S = 20.0  # with the present one after a first turn on the next one
 LONGEST_PATIENCE_S = 640.0
 _LOOK_S = 2.0
 
@@ -40,7 +43,7 @@ class Turns:
     """
 
     is_next: bool = False
-    patience_s: float = PATIENCE_S
+    patience_s: float = FIRST_S
     silent_since_s: float | None = None
 
     def after(self, at_s: float, *, is_heard: bool) -> Turns:
@@ -51,7 +54,8 @@ class Turns:
             return replace(self, silent_since_s=at_s)
         if at_s - self.silent_since_s < (TRY_S if self.is_next else self.patience_s):
             return self
-        patience_s = min(LONGEST_PATIENCE_S, 2 * self.patience_s) if self.is_next else self.patience_s
+        longer_s = min(LONGEST_PATIENCE_S, max(PATIENCE_S, 2 * self.patience_s))
+        patience_s = longer_s if self.is_next else self.patience_s
         return Turns(not self.is_next, patience_s, at_s)
 
 
@@ -75,6 +79,7 @@ class Inputs:
     """What the trial depends on."""
 
     running: Membership | None
+    network: NetworkTold
     session: Session
     own: Seen
 
@@ -117,15 +122,20 @@ class SecretTrial(Part[Inputs, Listen | Turn]):
         own, upcoming = now.own, _next_of(now.running)
         if now.running is None or upcoming is None:
             return Decision(does=None if own.turns == Turns() else Turn(Turns(), None))
+        late_s = at_s - now.network.hours.get(
+            upcoming.epoch, at_s
+        )  # a daemon that does not know the hour waits for none
+        if late_s < 0:
+            return Decision(again_s=-late_s)
         # The broker tells nothing of a secret that is only tried: the others may all be on the present one.
-        is_told = now.session.is_connected and not own.turns.is_next
+        is_told = now.session.is_connected and not own.turns.is_next and late_s < WORD_S
         listen_in_s = own.asked_s + _LOOK_S - at_s
         if not is_told and listen_in_s <= 0:
             return Decision(does=Listen(), again_s=_LOOK_S)
         turns = own.turns.after(own.asked_s, is_heard=is_told or own.lists_others)
         if turns != own.turns:
             return Decision(does=Turn(turns, upcoming.epoch if turns.is_next else now.running.held.epoch))
-        return Decision() if is_told else Decision(again_s=listen_in_s)
+        return Decision(again_s=WORD_S - late_s if is_told else listen_in_s)
 
     async def act(self, action: Listen | Turn) -> None:
         match action:

@@ -1,7 +1,8 @@
-"""The network's secret as a node holds it, and what the registry has told the node of it (ADR 0020)."""
+"""The network's secret as a node holds it, and what the registry has told the node of it (ADR 0050)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 
@@ -34,11 +35,11 @@ class HeldSecret:
         return HeldSecret(self.next_epoch, self.next_secret)
 
     def told(self, state: NetworkState) -> HeldSecret:
-        """After the registry has said on which secret the network runs: the prepared one takes its place."""
+        """After the registry has said on which secret the network runs: the next one takes the present one's place."""
         if state.secret_epoch == self.next_epoch and self.next_epoch > self.epoch and self.next_secret is not None:
             return HeldSecret(self.next_epoch, self.next_secret)
         if state.rotation is None and state.secret_epoch >= self.epoch and self.next_epoch is not None:
-            return replace(self, next_epoch=None, next_secret=None)  # given up, or overtaken
+            return replace(self, next_epoch=None, next_secret=None)  # of a registry that was lost since
         return self
 
     def given(self, other: HeldSecret) -> HeldSecret:
@@ -50,17 +51,6 @@ class HeldSecret:
 
 
 @dataclass(frozen=True)
-class HookAnswer:
-    """The last answer of a robot's hook, and the change of the secret that it was asked about.
-
-    ``why``: why the network goes on without the hook's word. Empty: the hook has said that it may.
-    """
-
-    rotation_id: str
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class NetworkTold:
     """What the registry has told this node of the network's secret.
 
@@ -68,7 +58,8 @@ class NetworkTold:
         state: the newest state that is on this node's disk. It counts.
         given: the newest secret that the registry has given to this daemon. None: it has given none yet.
         behind: the state of a registry that was restored from before ``state``.
-        generation: of the registry that answers. 0: none has yet.
+        hours: when the relays change to the network's present and next secret, or have changed to it, by number of the
+            secret, on the monotonic clock.
         known: what a registry that is behind has to be told of itself.
         is_revoked: the registry has put this node out.
         revoked_ips: overlay addresses of nodes that were put out, which nobody holds.
@@ -78,14 +69,13 @@ class NetworkTold:
     state: NetworkState | None = None
     given: HeldSecret | None = None
     behind: NetworkState | None = None
-    generation: int = 0
+    hours: Mapping[int, float] = field(default_factory=dict)
     known: Envelope | None = None
     is_revoked: bool = False
     revoked_ips: tuple[IPv4Address, ...] = ()
     is_on_disk: bool = True
 
     @property
-    def preparing(self) -> Rotation | None:
-        """The change of the secret that all nodes are being prepared for."""
-        rotation = None if self.state is None else self.state.rotation
-        return rotation if rotation is not None and rotation.phase == "prepare" else None
+    def rotation(self) -> Rotation | None:
+        """The change of the secret that is to come."""
+        return None if self.state is None else self.state.rotation

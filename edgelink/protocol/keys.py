@@ -45,7 +45,6 @@ class Kind(StrEnum):
     RAY_DEATH = "ray-death"
     NETWORK = "network"
     NETWORK_SECRETS = "network-secrets"
-    NETWORK_ANSWER = "network-answer"
     EASYTIER_DEATH = "easytier-death"
     PAIR_SILENCE = "pair-silence"
     NODE_REQUEST = "node-request"

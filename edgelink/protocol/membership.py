@@ -66,7 +66,7 @@ class Membership(BaseModel):
     registry_verify_key: str
     lease_envelope: Envelope
     secrets: NodeSecrets = Field(repr=False)
-    next_epoch: int | None = None  # a secret that the network may change to (ADR 0020)
+    next_epoch: int | None = None  # a secret that the network is to change to (ADR 0050)
     next_secret: str | None = Field(None, repr=False)
     next_broker_password: str | None = Field(None, repr=False)  # that the registry was, or is to be, asked to take
 

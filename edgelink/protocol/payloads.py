@@ -247,49 +247,29 @@ class NetworkSecrets(Payload):
 
 
 class Rotation(Bounded):
-    """A change of the network's secret that is under way."""
+    """A change of the network's secret that is to come."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    rotation_id: str = Field(pattern=r"^[0-9a-f]{32}$", description="names this change")
     to_epoch: int = Field(ge=2, description="of the next secret")
-    phase: Literal["prepare", "committed"] = Field(description="committed: the next secret is to be used")
-    hold_until: AwareDatetime | None = Field(
-        None, description="until when a node may ask for patience, by the relay's clock"
-    )
+    switch_in_s: float = Field(ge=0, description="in how many seconds after this was said the network changes to it")
 
 
 class NetworkState(Payload):
     """Signed by the registry, for all nodes: which secret the network runs on, and who was put out of it; no secret.
 
-    Of two the one with the higher ``(generation, number)`` counts.
+    Of two the one with the higher ``(generation, number)`` counts. Two with one number differ in ``switch_in_s``: who
+    hears both goes by the earlier hour.
     """
 
     network_id: str
     generation: int = Field(ge=0)
     number: int = Field(ge=0, description="grows with each change of what is said here")
     secret_epoch: int = Field(ge=1, description="of the secret that the network runs on")
-    rotation: Rotation | None = Field(None, description="the change that is under way")
+    rotation: Rotation | None = Field(None, description="the change that is to come")
     revoked: tuple[NodeId, ...] = Field((), max_length=MAX_REVOKED, description="who was put out of the network")
     revoked_ips: tuple[IPv4Address, ...] = Field(
         (), max_length=MAX_REVOKED, description="what they held, until somebody else is given it"
-    )
-
-
-class NetworkAnswer(Payload):
-    """Signed by the node: how far it has followed the network's secret; of two the one with the higher ``number``."""
-
-    network_id: str
-    node_id: NodeId
-    generation: int = Field(ge=0)
-    number: int = Field(ge=0, description="grows with each answer of the node")
-    rotation_id: str | None = Field(None, pattern=r"^[0-9a-f]{32}$", description="of the change that it follows")
-    prepared_epoch: int = Field(0, ge=0, description="whose secret it has on disk; 0: no next one")
-    running_epoch: int = Field(0, ge=0, description="with whose secret its overlay is confirmed to run; 0: not yet")
-    hold_until: AwareDatetime | None = Field(None, description="it asks for patience: a robot in motion")
-    hold_why: CutText = Field("", description="why, for people")
-    known: Envelope | None = Field(
-        None, description="a NetworkState of this registry's that it does not know itself any more"
     )
 
 
@@ -459,6 +439,15 @@ class NodeStatus(Payload):
     )
     paused: Annotated[tuple[NodeId, ...], Field(max_length=MAX_PAUSED)] = Field(
         (), description="of the head: members that are alive in Ray and do not answer it"
+    )
+    secret_epoch: int = Field(
+        0, ge=0, description="of the network's secret with which its overlay is confirmed to run; 0: not yet"
+    )
+    hold_s: float = Field(
+        0.0, ge=0, description="how long it may hold a change of the secret up for its robot; 0: it need not wait"
+    )
+    known_network: Envelope | None = Field(
+        None, description="a [NetworkState](#networkstate) of this registry's that it does not know itself any more"
     )
     reported_at: datetime | None = Field(None, description="by the node's clock")
 

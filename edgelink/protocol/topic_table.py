@@ -96,9 +96,10 @@ NETWORK = Topic(
     payload=payloads.NetworkState,
     kind=Kind.NETWORK,
     is_retained=True,
-    meaning="on which secret epoch the network is, which change of it is under way, who was revoked, and which overlay "
-    "addresses they leave behind; signed by the registry; an older one does not count",
-    sent="at each step of a change of the secret, and at each revocation",
+    meaning="on which secret epoch the network is, in how many seconds it changes to another one, who was revoked, and "
+    "which overlay addresses they leave behind; signed by the registry; an older one does not count",
+    sent="when a change of the secret is told, every five seconds until it comes, when it comes, and at each "
+    "revocation",
 )
 CLUSTER = Topic(
     "cluster",
@@ -149,20 +150,21 @@ SECRETS = Topic(
     kind=Kind.NETWORK_SECRETS,
     sealed_to=Party.NODE,
     is_retained=True,
-    meaning="the network's secret and, during a change, the next one; sealed to the node, signed inside",
-    sent="at each step of a change of the secret",
+    meaning="the network's secret and, before a change, the next one; sealed to the node, signed inside",
+    sent="when a change of the secret is told, and when it comes",
 )
 STATUS = Topic(
     "node/<node id>/status",
     writers=(Party.NODE,),
     readers=(Party.REGISTRY, Party.OVERSEERS),
     payload=payloads.NodeStatus,
-    inside=(payloads.RayDeath,),
+    inside=(payloads.RayDeath, payloads.NetworkState),
     is_retained=True,
     of_registry="clears it once the node holds no lease",
     meaning="its Last Will says offline; conditions, versions (EdgeLink, EasyTier, Python, Ray, torch, rlinf), labels "
     "of its lease; which life of its daemon says so, also in the Last Will: the end of another one is not the node's; "
-    "which Ray of its own has ended, signed by the node",
+    "which Ray of its own has ended, signed by the node; on which secret it runs, and how long a robot may hold a "
+    "change up; what a registry that was restored has forgotten, signed by that registry",
     sent="at the begin of each session and at each change, twice a second at most; offline, by the broker, when the "
     "session is lost",
 )
@@ -175,18 +177,6 @@ REPORT = Topic(
     of_registry="that of its own machine",
     meaning="what it recorded, compressed, signed by the node and sealed to the head; at most one in half a minute",
     sent="in answer to `report/request`",
-)
-ANSWER = Topic(
-    "node/<node id>/answer",
-    writers=(Party.NODE,),
-    readers=(Party.REGISTRY,),
-    payload=payloads.NetworkAnswer,
-    kind=Kind.NETWORK_ANSWER,
-    inside=(payloads.NetworkState,),
-    is_retained=True,
-    of_registry="clears it once the node holds no lease",
-    meaning="which secret it has prepared and which it runs on; whether a robot asks for patience; signed by the node",
-    sent="at each step with which it follows a change of the secret",
 )
 EASYTIER = Topic(
     "node/<node id>/easytier",
@@ -259,7 +249,6 @@ TOPICS = (
     SECRETS,
     STATUS,
     REPORT,
-    ANSWER,
     EASYTIER,
     SILENCE,
     NODE_REQUEST,

@@ -79,9 +79,6 @@ class Topics:
     def secrets(self, node_id: str) -> str:
         return self.name(table.SECRETS, node_id)
 
-    def answer(self, node_id: str) -> str:
-        return self.name(table.ANSWER, node_id)
-
     def node_request(self, node_id: str) -> str:
         return self.name(table.NODE_REQUEST, node_id)
 
@@ -108,10 +105,6 @@ class Topics:
     def parse_report(self, topic: str) -> str | None:
         """The node id of a report's topic; None for any other topic."""
         return self._node_of(table.REPORT, topic)
-
-    def parse_answer(self, topic: str) -> str | None:
-        """The node id of an answer's topic; None for any other topic."""
-        return self._node_of(table.ANSWER, topic)
 
     def parse_node_request(self, topic: str) -> str | None:
         """The node id of the topic on which a node asks the registry; None for any other topic."""

@@ -90,7 +90,7 @@ class Authority:
         self.changes = LeaseChanges(store, keys, clock, quarantine_s)
         self.rotations = Rotations(store, keys, clock)
         self.access = AccessRules(store, keys)
-        self._own_node_id: str | None = None  # of the relay that this registry runs on
+        self.own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
 
@@ -190,7 +190,7 @@ class Authority:
             reached("enrol.verified")
             if existing is None:
                 self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
-                self._store.rotations.note_enrolled(node_id)
+                self._store.rotations.note_epochs({node_id: self.rotations.secret_epoch})
             else:
                 check_same(existing, request, token)
                 if token.role is Role.HEAD and existing.role is Role.RELAY:
@@ -286,9 +286,9 @@ class Authority:
 
     def overlay_peers(self, node_id: str) -> tuple[str, ...]:
         """What this node's EasyTier dials: all relays but itself."""
-        urls = [] if node_id == self._own_node_id else [*self._overlay_peers]
+        urls = [] if node_id == self.own_node_id else [*self._overlay_peers]
         for relay_id, relay in self._store.relay_addresses().items():
-            urls += () if relay_id in (node_id, self._own_node_id) else relay.overlay_peers
+            urls += () if relay_id in (node_id, self.own_node_id) else relay.overlay_peers
         return tuple(dict.fromkeys(urls))
 
     def _secrets(self, node_id: str, password: str) -> NodeSecrets:
@@ -317,7 +317,7 @@ class Authority:
         """
         with self._store.transaction():
             lease = self._relay_lease(key, hostname)
-            self._own_node_id = lease.node_id
+            self.own_node_id = lease.node_id
             if self._addresses or self._overlay_peers:
                 own = RelayAddresses(
                     overlay_peers=self._overlay_peers,

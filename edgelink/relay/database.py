@@ -32,7 +32,7 @@ _DAMAGED = (
 
 _NOT_WRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}  # the first byte of the codes
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 _SCHEMA = """
 CREATE TABLE network (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
@@ -42,7 +42,8 @@ CREATE TABLE network (
 ) STRICT;
 CREATE TABLE leases (
     node_id TEXT PRIMARY KEY, hostname TEXT NOT NULL UNIQUE, overlay_ip TEXT NOT NULL UNIQUE, rank INTEGER UNIQUE,
-    is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL
+    is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL,
+    secret_epoch INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE relays (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, addresses TEXT NOT NULL) STRICT;
 CREATE TABLE credentials (
@@ -77,14 +78,8 @@ CREATE TABLE revocations (
     revoked_at TEXT NOT NULL, why TEXT NOT NULL
 ) STRICT;
 CREATE TABLE rotation (
-    only_row INTEGER PRIMARY KEY CHECK (only_row = 1), rotation_id TEXT NOT NULL,
-    from_epoch INTEGER NOT NULL, to_epoch INTEGER NOT NULL, next_secret TEXT NOT NULL, why TEXT NOT NULL,
-    phase TEXT NOT NULL CHECK (phase IN ('prepare', 'committed')), started_at TEXT NOT NULL,
-    prepare_until TEXT NOT NULL, hold_until TEXT NOT NULL, force INTEGER NOT NULL CHECK (force IN (0, 1))
-) STRICT;
-CREATE TABLE rotation_nodes (
-    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, expected INTEGER NOT NULL CHECK (expected IN (0, 1)),
-    prepared_epoch INTEGER NOT NULL DEFAULT 0, running_epoch INTEGER NOT NULL DEFAULT 0, hold_until TEXT
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1), to_epoch INTEGER NOT NULL, next_secret TEXT NOT NULL,
+    why TEXT NOT NULL, started_at TEXT NOT NULL, switch_at TEXT NOT NULL
 ) STRICT;
 CREATE TABLE access_rules (
     target TEXT NOT NULL, protocol TEXT NOT NULL CHECK (protocol IN ('tcp', 'udp')), first INTEGER NOT NULL,
@@ -93,11 +88,21 @@ CREATE TABLE access_rules (
 ) STRICT;
 """
 
-# From the version before, whose nodes had a username of their own at the broker. To be deleted, with what calls it, at
-# the first release: until then no other version has left a database behind.
+# From the version before, which changed the secret in two phases. A change that was being prepared is given up, and its
+# number is not given again. To be deleted, with what calls it, at the first release: until then no other version has
+# left a database behind.
 _MIGRATION_BEFORE_RELEASE = """
-DELETE FROM credentials WHERE username <> node_id;
-ALTER TABLE credentials DROP COLUMN username;
+UPDATE network SET state_number = state_number + 1, secret_epoch = max(secret_epoch, to_epoch + (phase = 'prepare'))
+    FROM rotation;
+ALTER TABLE leases ADD COLUMN secret_epoch INTEGER NOT NULL DEFAULT 0;
+UPDATE leases SET secret_epoch = coalesce(
+    (SELECT running_epoch FROM rotation_nodes WHERE rotation_nodes.node_id = leases.node_id), 0);
+DROP TABLE rotation_nodes;
+DROP TABLE rotation;
+CREATE TABLE rotation (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1), to_epoch INTEGER NOT NULL, next_secret TEXT NOT NULL,
+    why TEXT NOT NULL, started_at TEXT NOT NULL, switch_at TEXT NOT NULL
+) STRICT;
 """
 
 RecordT = TypeVar("RecordT")

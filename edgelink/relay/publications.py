@@ -40,14 +40,14 @@ class Publications:
         self._published_s = None
 
     async def publish(self, session: Session, reported: Iterable[str] = ()) -> None:
-        """Now. ``reported``: the nodes whose status is there; a released one's is cleared."""
+        """Now. ``reported``: the nodes whose status is there; a released one's is cleared with its secrets."""
         async with self._one:
             wanted = {**self._directory(), **self._leases(), **self._access()}
             for topic in self._published.keys() - wanted.keys():
                 wanted[topic] = b""  # clears what is retained
             for node_id in reported:
                 if not wanted.get(self._topics.lease(node_id)):
-                    wanted[self._topics.status(node_id)] = b""
+                    wanted |= {self._topics.status(node_id): b"", self._topics.secrets(node_id): b""}
             changes = [(topic, data) for topic, data in wanted.items() if self._published.get(topic) != data]
             if changes:
                 self._published_s = self._clock.monotonic_s()

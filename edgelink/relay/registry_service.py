@@ -8,6 +8,7 @@ died in between, is mended at the beginning of the next session.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -52,7 +53,7 @@ from edgelink.relay.records import AccessRule, BrokerUser, Released
 from edgelink.relay.renewals import Renewals
 from edgelink.relay.request_desk import Answered, RequestDesk
 from edgelink.relay.rotation_driver import RotationDriver
-from edgelink.relay.rotations import Revoked, RotationRequest
+from edgelink.relay.rotations import Revoked
 from edgelink.relay.status_gate import StatusGate
 from edgelink.relay.store import RegistryStore
 from edgelink.relay.tokens import TokenRequest
@@ -130,7 +131,9 @@ class RegistryService:
         self._changed = Wakeup()
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
-        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock, on_secret_step)
+        self.rotation = RotationDriver(
+            authority.rotations, self._topics, self.refusals, clock, self._board, self.hold_s, on_secret_step
+        )
         self._renewals = Renewals(store, authority.keys, clock)
         self.desk = RequestDesk(
             store,
@@ -160,7 +163,20 @@ class RegistryService:
         since_s = self._serving_since_s
         if since_s is not None and self._clock.monotonic_s() >= since_s + SILENCE_S:
             return set()
-        return {lease.node_id for lease in self._store.leases()} - self.statuses.keys()
+        leases = self._store.leases()
+        return {lease.node_id for lease in leases} - {*self.statuses, self._authority.own_node_id}
+
+    def hold_s(self, *, without: str = "") -> float:
+        """Return how long a change of the secret may have to wait for robots in motion at most.
+
+        Infinite while a node may be online that has not been heard of. ``without``: a node that is not waited for, by
+        hostname or node_id.
+        """
+        nodes = [lease.node_id for lease in self._store.leases() if without not in (lease.hostname, lease.node_id)]
+        if not self.unheard().isdisjoint(nodes):
+            return math.inf
+        told = [self.statuses[node_id] for node_id in nodes if node_id in self.statuses]
+        return max((status.hold_s for status in told if status.online), default=0.0)
 
     async def run(self) -> None:
         """Keep the broker and our session with it; ends by cancellation, which leaves the broker running."""
@@ -232,20 +248,20 @@ class RegistryService:
         return await self.refresh()
 
     async def revoke(
-        self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool, caller: str = ""
+        self, node: str, *, hold_s: float, own_node_id: str, all_tokens: bool, caller: str = ""
     ) -> tuple[Revoked, bool]:
         """Put a node out for ever and begin to change the secret that it knows; see :meth:`Rotations.revoke`.
 
         Whether it is off the broker, too; if not, it will be as soon as the broker answers.
         """
         revoked = self._authority.rotations.revoke(
-            node, request, own_node_id=own_node_id, all_tokens=all_tokens, caller=caller
+            node, hold_s=hold_s, own_node_id=own_node_id, all_tokens=all_tokens, caller=caller
         )
         self._on_change()  # the relay itself drops the node's address
         with suppress(EdgelinkError):  # an honest node hears it from us before it is put off the broker
             await self.rotation.tell_state()
         is_off_broker = await self.refresh()
-        self.rotation.wakeup.set()
+        self.rotation.look()
         self._on_change()
         return revoked, is_off_broker
 
@@ -304,7 +320,6 @@ class RegistryService:
                     self._topics.status(ANY),
                     self._topics.report_request,
                     self._topics.easytier(ANY),
-                    *self.rotation.subscriptions,
                     *self.desk.subscriptions,
                 )
             except RegistryAuthError as error:
@@ -350,7 +365,7 @@ class RegistryService:
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
             self._easytier_deaths.put(node_id, message.payload)
         else:
-            _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
+            _ = self.desk.receive(message) or self._enrolments.receive(message)
 
     def _take_late_status(self, node_id: str, message: Message) -> None:
         try:
@@ -361,7 +376,10 @@ class RegistryService:
             log.exception("registry.message_not_taken", topic=message.topic)
 
     def _take_status(self, node_id: str, message: Message) -> None:
+        before = self.statuses.get(node_id)
         status = self._board.receive(node_id, message.payload)
+        if _of_secret(before) != _of_secret(self.statuses.get(node_id)):
+            self.rotation.statuses_changed()
         lease = self._store.lease(node_id)
         if status is None and message.payload:
             self.refusals.note("StatusUnusable", node_id)
@@ -471,3 +489,8 @@ class RegistryService:
             await self.publications.publish(session, self._board.statuses)
             reached("told.documents")
         self.rotation.members_changed()
+
+
+def _of_secret(status: NodeStatus | None) -> tuple[object, ...]:
+    """What a status says of the network's secret."""
+    return () if status is None else (status.secret_epoch, status.hold_s, status.known_network, status.online)

@@ -17,16 +17,16 @@ from edgelink.facts.board import Board
 from edgelink.log import get_logger
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership
-from edgelink.protocol.payloads import Envelope, NetworkAnswer
-from edgelink.protocol.statuses import SILENCE_S
+from edgelink.protocol.payloads import Envelope, Lease
 from edgelink.relay.authority import Authority
 from edgelink.relay.registry_service import RegistryService
-from edgelink.relay.rotation import COMMITTED_S, Progress, RotationRecord, is_holding
-from edgelink.relay.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, RotationRequest
+from edgelink.relay.rotation import RotationRecord
+from edgelink.relay.rotations import HOLD_S
 from edgelink.relay.store import RegistryStore
 
 _LOOK_S = 0.1
 _CHANGED_S = 30.0  # for the nodes that are online to run on the new secret
+_UNFINISHED_S = 60.0  # beyond the hour of the change, for the relay itself to change
 
 ROUTES = (("POST", "/revoke", "revoke"), ("POST", "/rotate-secret", "rotate"))
 
@@ -94,30 +94,25 @@ class RelaySecrets:
         Raises:
             RegistryError: the database cannot be read or written.
         """
-        holder, rotations = self._holder, self._holder.authority.rotations
+        holder = self._holder
         assert holder.membership is not None
-        epoch = holder.membership.held.epoch
         if holder.board.facts.easytier_as_wanted:
-            rotations.note(
-                NetworkAnswer(
-                    network_id=holder.membership.network_id,
-                    node_id=holder.key.node_id,
-                    generation=holder.store.generation(),
-                    number=0,
-                    prepared_epoch=epoch,
-                    running_epoch=epoch,
-                )
-            )
+            holder.authority.rotations.note({holder.key.node_id: holder.membership.held.epoch})
         self._report()
 
     def _report(self) -> None:
         holder, rotations = self._holder, self._holder.authority.rotations
         record, behind = rotations.record, rotations.stragglers()
+        names = ", ".join(lease.hostname + (" (a relay)" if lease.is_relay else "") for lease in behind)
+        changed_s = rotations.changed_s
+        is_young = changed_s is not None and holder.clock.monotonic_s() < changed_s + _CHANGED_S
         if record is not None:
-            reason = "Preparing" if record.phase == "prepare" else "Changing"
-            holder.conditions.set_false(self.condition, reason, f"to secret {record.to_epoch}: {record.why}")
+            holder.conditions.set_false(self.condition, "Preparing", f"to secret {record.to_epoch}: {record.why}")
+        elif is_young and any(map(self._is_online, behind)):
+            holder.conditions.set_false(
+                self.condition, "Changing", f"to secret {rotations.secret_epoch}; not seen on it yet: {names}"
+            )
         elif behind:
-            names = ", ".join(lease.hostname + (" (a relay)" if lease.is_relay else "") for lease in behind)
             holder.conditions.set_false(
                 self.condition,
                 "OldSecretInUse",
@@ -132,18 +127,17 @@ class RelaySecrets:
     # routes
 
     async def revoke(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"node", "hold_s", "timeout_s", "all_tokens"}``.
+        """Serve ``{"node", "hold_s", "all_tokens"}``.
 
         Raises:
             RegistryError: no such node. UsageError: it is this relay.
             DeadlineError: it is out, but not everybody is on the new secret yet; they follow.
         """
         caller.require()
-        request = self._request(body, PREPARE_S, force=True, without=body["node"])
         started_s = self._holder.clock.monotonic_s()
         revoked, is_off_broker = await self._holder.registry.revoke(
             body["node"],
-            request,
+            hold_s=self._hold_s(body),
             own_node_id=self._holder.key.node_id,
             all_tokens=bool(body.get("all_tokens")),
             caller=user_name(caller.uid),
@@ -156,79 +150,52 @@ class RelaySecrets:
             "node_id": lease.node_id,
             "off_broker": is_off_broker,
         }
-        async for item in self._follow(started_s, revoked.record.to_epoch, request):
+        async for item in self._follow(started_s, revoked.record):
             yield item
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"hold_s", "timeout_s", "force"}``.
+        """Serve ``{"hold_s"}``.
 
         Raises:
-            DeadlineError: given up, because a node that is online did not prepare; or not everybody is there yet.
-            RegistryUnavailableError: the broker is away: nobody could be asked, nothing was changed.
+            DeadlineError: not everybody is on the new secret yet.
+            RegistryUnavailableError: the broker is away: nobody could be told, nothing was changed.
         """
         caller.require()
-        await self._wait_for_word()
-        request = self._request(body, ROTATE_PREPARE_S, force=bool(body.get("force")))
-        started_s = self._holder.clock.monotonic_s()
-        record = self._holder.authority.rotations.rotate(request)
-        self._holder.registry.rotation.wakeup.set()
+        holder = self._holder
+        if not holder.registry.is_connected:
+            raise RegistryUnavailableError(
+                f"the registry has no session with its broker: {holder.registry.last_error or 'it has just begun'}",
+                hint="nothing was changed: nobody could be told; try again when `edgelink status` here is ready",
+            )
+        started_s = holder.clock.monotonic_s()
+        record = holder.authority.rotations.rotate(self._hold_s(body))
+        holder.registry.rotation.look()
         self._report()
-        async for item in self._follow(started_s, record.to_epoch, request):
+        async for item in self._follow(started_s, record):
             yield item
 
-    async def _wait_for_word(self) -> None:
-        """Soon after this daemon's start who is online has not said so yet, and would not be waited for."""
-        holder = self._holder
-        until_s = holder.clock.monotonic_s() + SILENCE_S
-        while True:
-            if not holder.registry.is_connected:
-                raise RegistryUnavailableError(
-                    f"the registry has no session with its broker: {holder.registry.last_error or 'it has just begun'}",
-                    hint="nothing was changed: nobody could be asked; try again when `edgelink status` here is ready",
-                )
-            is_complete = not holder.registry.unheard() - {holder.key.node_id}
-            if is_complete or holder.clock.monotonic_s() >= until_s:
-                return
-            await holder.clock.sleep(_LOOK_S)
+    def _hold_s(self, body: dict[str, Any]) -> float:
+        """Return for how long robots may hold the change up: as the operator says, and no longer than they ask for."""
+        asked_s = float(HOLD_S if body.get("hold_s") is None else body["hold_s"])
+        return min(asked_s, self._holder.registry.hold_s(without=body.get("node", "")))
 
-    def _request(
-        self, body: dict[str, Any], prepare_s: float, *, force: bool, without: str | None = None
-    ) -> RotationRequest:
-        registry = self._holder.registry
-        names = {lease.node_id: lease.hostname for lease in self._holder.store.leases()}
-        online = {node_id for node_id, status in registry.statuses.items() if status.online}
-        # Who was not heard of yet may be online: it is waited for as well, as long as anybody is.
-        asked = (online | registry.unheard()) & names.keys() - {self._holder.key.node_id}
-        return RotationRequest(
-            expected=frozenset(node_id for node_id in asked if without not in (node_id, names[node_id])),
-            prepare_s=float(prepare_s if body.get("timeout_s") is None else body["timeout_s"]),
-            hold_s=float(HOLD_S if body.get("hold_s") is None else body["hold_s"]),
-            force=force,
-        )
-
-    async def _follow(self, started_s: float, target: int, request: RotationRequest) -> AsyncIterator[dict[str, Any]]:
+    async def _follow(self, started_s: float, record: RotationRecord) -> AsyncIterator[dict[str, Any]]:
         holder, rotations = self._holder, self._holder.authority.rotations
-        committed_s, last = None, None
-        until_s = holder.clock.monotonic_s() + request.prepare_s + request.hold_s + COMMITTED_S
+        target, changed_s, last = record.to_epoch, None, None
+        until_s = holder.clock.monotonic_s() + (rotations.left_s() or 0.0) + _UNFINISHED_S
         while True:
-            record, epoch, now_s = rotations.record, rotations.secret_epoch, holder.clock.monotonic_s()
-            rows = self._rows(record, max(target, record.to_epoch if record else 0))
+            coming, now_s = rotations.record, holder.clock.monotonic_s()
+            target = max(target, coming.to_epoch if coming else 0)
+            rows = self._rows(coming, target)
             if rows != last:
                 last = rows
                 after_s = round(now_s - started_s, 1)
                 yield {"event": "nodes", "after_s": after_s, "nodes": [row.to_dict() for row in rows]}
-            if record is None and epoch == target + 1 and committed_s is None:
-                late = ", ".join(row.hostname for row in rows if not row.is_done) or "nobody"
-                raise DeadlineError(
-                    f"the secret is the former one: not every node that is online had the next one in time ({late})",
-                    hint="see `edgelink status` there; `--force` changes it without them: they follow later",
-                    reason="RotationGivenUp",
-                )
-            if epoch >= target and committed_s is None:
-                committed_s = now_s
-            if committed_s is not None and all(row.is_done for row in rows if row.is_online):
-                break
-            if committed_s is not None and now_s > committed_s + _CHANGED_S:
+            if changed_s is None and rotations.secret_epoch >= target:
+                changed_s = now_s
+            if changed_s is not None and (
+                all(row.is_done for row in rows if row.is_online) or now_s > changed_s + _CHANGED_S
+            ):
                 break
             if now_s > until_s:
                 away = f": no session with the broker: {holder.registry.last_error}"
@@ -239,37 +206,31 @@ class RelaySecrets:
                     reason="RotationUnfinished",
                 )
             await holder.clock.sleep(_LOOK_S)
-        behind = [row for row in last or [] if not row.is_done]
         yield {
             "event": "done",
             "after_s": round(holder.clock.monotonic_s() - started_s, 1),
-            "behind": [row.to_dict() for row in behind],
+            "behind": [row.to_dict() for row in rows if not row.is_done],
         }
 
-    def _rows(self, record: RotationRecord | None, target: int) -> list[NodeStep]:
-        holder = self._holder
-        progress, statuses = holder.authority.rotations.progress(), holder.registry.statuses
-        rows = []
-        for lease in holder.store.leases():
-            node = progress.get(lease.node_id, Progress(lease.node_id, is_expected=False))
-            status = statuses.get(lease.node_id)
-            is_online = lease.node_id == holder.key.node_id or (status is not None and status.online)
-            is_done = node.running_epoch >= target
-            state = _in_words(record, node, target, is_online=is_online, now_held=self._is_holding(record, node))
+    def _rows(self, coming: RotationRecord | None, target: int) -> list[NodeStep]:
+        registry, seen = self._holder.registry, self._holder.authority.rotations.seen_epochs()
+        unheard, rows = registry.unheard(), []
+        for lease in self._holder.store.leases():
+            status, is_online = registry.statuses.get(lease.node_id), self._is_online(lease)
+            is_done = seen.get(lease.node_id, 0) >= target
+            if is_done:
+                state = f"runs on secret {target}"
+            elif not is_online:
+                state = "not heard of yet" if lease.node_id in unheard else "offline, follows when it is back"
+            elif coming is None:
+                state = f"changing to secret {target}"
+            elif status is not None and status.hold_s > 0:
+                state = f"holding until {coming.switch_at:%H:%M:%S} UTC at the latest"
+            else:
+                state = f"is told of secret {target}"
             rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay))
         return sorted(rows, key=lambda row: (not row.is_relay, row.hostname))
 
-    def _is_holding(self, record: RotationRecord | None, node: Progress) -> bool:
-        return record is not None and is_holding(record, node, self._holder.clock.now())
-
-
-def _in_words(record: RotationRecord | None, node: Progress, target: int, *, is_online: bool, now_held: bool) -> str:
-    if node.running_epoch >= target:
-        return f"runs on secret {target}"
-    if now_held and record is not None and node.hold_until is not None:
-        return f"holding until {min(node.hold_until, record.hold_until):%H:%M:%S} UTC at the latest"
-    if not is_online:
-        return "offline, follows when it is back"
-    if record is not None and record.phase == "prepare":
-        return "prepared" if node.prepared_epoch >= target else "preparing"
-    return f"changing to secret {target}"
+    def _is_online(self, lease: Lease) -> bool:
+        status = self._holder.registry.statuses.get(lease.node_id)
+        return lease.node_id == self._holder.key.node_id or (status is not None and status.online)

@@ -1,50 +1,30 @@
-"""Changes of the network's secret, and who is put out: what the registry decides and signs (ADR 0020).
+"""Changes of the network's secret, and who is put out: what the registry decides and signs (ADR 0020, ADR 0050).
 
-It knows nothing of MQTT: :mod:`edgelink.relay.rotation_driver` carries the documents and brings the answers.
+It knows nothing of MQTT: :mod:`edgelink.relay.rotation_driver` carries the documents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import IPv4Address
-
-from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.errors import RegistryError, UntrustedError, UsageError
 from edgelink.fault_points import reached
 from edgelink.log import get_logger, hide
 from edgelink.protocol.keys import Kind, open_envelope, seal
-from edgelink.protocol.payloads import (
-    MAX_REVOKED,
-    Envelope,
-    Lease,
-    NetworkAnswer,
-    NetworkSecrets,
-    NetworkState,
-    Rotation,
-)
+from edgelink.protocol.payloads import MAX_REVOKED, Envelope, Lease, NetworkSecrets, NetworkState, Rotation
 from edgelink.relay.authority_keys import AuthorityKeys
-from edgelink.relay.rotation import Progress, RotationRecord, Step, next_look, next_step
+from edgelink.relay.rotation import RotationRecord, notice_s
 from edgelink.relay.store import RegistryStore
 
 log = get_logger("registry")
 
-PREPARE_S = 20.0
-ROTATE_PREPARE_S = 60.0
 HOLD_S = 60.0
+_REPEAT_S = 5.0  # who comes later is told the remainder, which is never older
 _LEARNT = "learnt from a node after this registry was restored from a backup"
-
-
-@dataclass(frozen=True)
-class RotationRequest:
-    """What the operator asks for. ``expected``: the nodes that are online, whose answer is waited for ``prepare_s``;
-    ``hold_s``: the longest patience with a robot in motion; ``force``: commit also without all of them."""
-
-    expected: frozenset[str]
-    prepare_s: float
-    hold_s: float = HOLD_S
-    force: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,6 +33,14 @@ class Revoked:
 
     lease: Lease
     record: RotationRecord
+
+
+@dataclass(frozen=True)
+class _Hour:
+    """When the network changes, on this machine's monotonic clock. ``switch_at`` names the change."""
+
+    switch_at: datetime
+    at_s: float
 
 
 class Rotations:
@@ -64,6 +52,9 @@ class Rotations:
         self._keys = keys
         self._clock = clock
         self._sealed: dict[str, tuple[tuple[object, ...], bytes]] = {}  # by node: sealing is random, so kept
+        self._hour: _Hour | None = None
+        self._said: tuple[object, float, Envelope] | None = None  # the newest state: of what, when, signed
+        self.changed_s: float | None = None  # when this daemon changed the secret last
 
     @property
     def record(self) -> RotationRecord | None:
@@ -74,9 +65,9 @@ class Rotations:
     def secret_epoch(self) -> int:
         return self._book.secret_epoch()
 
-    def progress(self) -> dict[str, Progress]:
-        """How far each node is, by node id."""
-        return {node.node_id: node for node in self._book.progress()}
+    def seen_epochs(self) -> Mapping[str, int]:
+        """See :meth:`edgelink.relay.rotation_book.RotationBook.seen_epochs`."""
+        return self._book.seen_epochs()
 
     def stragglers(self) -> list[Lease]:
         """Whoever was never seen on the present secret, after it was changed: relays first, they carry the old one on.
@@ -86,16 +77,18 @@ class Rotations:
         epoch = self.secret_epoch
         if epoch == 1:
             return []
-        running = {node_id: node.running_epoch for node_id, node in self.progress().items()}
-        behind = [lease for lease in self._store.leases() if running.get(lease.node_id, 0) < epoch]
+        seen = self.seen_epochs()
+        behind = [lease for lease in self._store.leases() if seen.get(lease.node_id, 0) < epoch]
         return sorted(behind, key=lambda lease: not lease.is_relay)
 
     # what the operator asks for
 
     def revoke(
-        self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool = False, caller: str = ""
+        self, node: str, *, hold_s: float = 0.0, own_node_id: str, all_tokens: bool = False, caller: str = ""
     ) -> Revoked:
         """Put a node (by hostname or node_id) out for ever, and begin to change what it knows: one transaction.
+
+        ``hold_s``: the longest time for which robots in motion may hold the change up.
 
         Raises:
             RegistryError: no node of that name holds a lease.
@@ -120,7 +113,7 @@ class Rotations:
             reached("revoke.recorded")
             if all_tokens:
                 self._book.revoke_all_tokens()
-            record = self._begin(f"{lease.hostname} was revoked", request)
+            record = self._begin(f"{lease.hostname} was revoked", hold_s)
         reached("rotate.begun")
         log.info("registry.revoked", node_id=lease.node_id, hostname=lease.hostname)
         return Revoked(lease, record)
@@ -134,92 +127,78 @@ class Rotations:
         # Who has the old secret may go on claiming the address among all that have it, too.
         self._store.quarantine.put(lease, None)
 
-    def rotate(self, request: RotationRequest) -> RotationRecord:
-        """Begin to change the secret; one that is being prepared is gone on with."""
+    def rotate(self, hold_s: float = 0.0) -> RotationRecord:
+        """Begin to change the secret, or return the change that is to come."""
         with self._store.transaction():
             running = self._book.record()
-            if running is not None and running.phase == "prepare":
+            if running is not None:
                 return running
-            record = self._begin("the operator asked for it", request)
+            record = self._begin("the operator asked for it", hold_s)
         reached("rotate.begun")
         return record
 
-    def _begin(self, why: str, request: RotationRequest) -> RotationRecord:
-        record = self._book.begin(
-            why=why,
-            expected=request.expected,
-            prepare_s=request.prepare_s,
-            hold_s=request.hold_s,
-            force=request.force,
-        )
+    def _begin(self, why: str, hold_s: float) -> RotationRecord:
+        running = self._book.record()
+        if running is not None and not self._is_far(running):
+            self._book.commit()  # nodes may change to it before they hear of another one
+        record = self._book.begin(why=why, switch_in_s=max(self._notice_s(), hold_s))
         hide(record.next_secret)
-        log.info("registry.rotation_begun", epoch=record.to_epoch, why=why, expected=len(request.expected))
+        log.info("registry.rotation_begun", epoch=record.to_epoch, why=why)
         return record
+
+    def _notice_s(self) -> float:
+        return notice_s(len(self._store.leases()))
+
+    def _is_far(self, record: RotationRecord) -> bool:
+        """Whether all nodes hear before the hour of the change when that becomes another one."""
+        return self._left_s(record) > 1.5 * self._notice_s()
 
     # what happens then
 
-    def advance(self) -> Step:
-        """Take the step that is due."""
-        with self._store.transaction():
-            record = self._book.record()
-            if record is None:
-                return Step.WAIT
-            step = next_step(record, self._book.progress(), self._clock.now())
-            match step:
-                case Step.COMMIT:
-                    self._book.commit()
-                case Step.ABORT:
-                    self._book.abort()
-                case Step.FINISH:
-                    self._book.finish()
-        if step is not Step.WAIT:
-            log.info("registry.rotation", step=step.value, epoch=record.to_epoch)
-            reached(f"rotate.{step.value}")
-        return step
+    def advance(self, *, is_held: bool) -> bool:
+        """Take the step that is due. Return whether there was one.
 
-    def look_again_s(self) -> float | None:
-        """When :meth:`advance` may have something to do without an answer; None: never."""
+        ``is_held``: a robot in motion may hold the change up.
+        """
         record = self._book.record()
         if record is None:
-            return None
-        return next_look(record, self._book.progress(), self._clock.now()).total_seconds()
+            return False
+        if self._left_s(record) <= 0:
+            self._book.commit()
+            self.changed_s = self._clock.monotonic_s()
+            log.info("registry.secret_changed", epoch=record.to_epoch)
+            reached("rotate.commit")
+        elif not is_held and self._is_far(record):
+            self._book.hasten(self._notice_s())
+            reached("rotate.hastened")
+        else:
+            return False
+        return True
 
-    def receive(self, node_id: str, payload: bytes) -> bool:
-        """Take what came on ``node_id``'s topic; whether it is news.
-
-        Raises:
-            UntrustedError: it is malformed, not signed by this node, or of another network.
-        """
-        lease = self._store.lease(node_id)
-        if lease is None:
-            return False  # it was put out a moment ago
-        try:
-            envelope = Envelope.model_validate_json(payload)
-        except ValidationError:
-            raise UntrustedError("an answer that is no signed document") from None
-        answer = open_envelope(envelope, Kind.NETWORK_ANSWER, NetworkAnswer, lease.verify_key)
-        if answer.node_id != node_id or answer.network_id != self._keys.network_id:
-            raise UntrustedError(f"an answer of {answer.node_id} of network {answer.network_id}")
-        recalled = answer.known is not None and self.recall(answer.known)
-        return self.note(answer) or recalled
-
-    def note(self, answer: NetworkAnswer) -> bool:
-        """Take the word of a node; of this relay itself, without a signature."""
-        if answer.generation != self._store.generation() or answer.running_epoch > self.secret_epoch:
-            return False  # said to another registry
-        if answer.prepared_epoch > self._newest_epoch():
-            return False  # of no secret that was ever given out: else one who counts on has each number written down
-        is_news = self._book.note(answer)
-        if is_news:
-            record = self._book.record()
-            is_running = record is not None and answer.running_epoch >= record.to_epoch
-            reached("rotate.running" if is_running else "rotate.prepared")
-        return is_news
-
-    def _newest_epoch(self) -> int:
-        """Of the newest secret that a node can have been given."""
+    def left_s(self) -> float | None:
+        """In how many seconds the network changes. None: it does not."""
         record = self._book.record()
-        return self.secret_epoch if record is None else max(self.secret_epoch, record.to_epoch)
+        return None if record is None else self._left_s(record)
+
+    def _left_s(self, record: RotationRecord) -> float:
+        """By the monotonic clock, as nodes count. The wall clock is read once a change and daemon: it may be set."""
+        now_s = self._clock.monotonic_s()
+        if self._hour is None or self._hour.switch_at != record.switch_at:
+            whole_s = (record.switch_at - record.started_at).total_seconds()
+            left_s = (record.switch_at - self._clock.now()).total_seconds()
+            self._hour = _Hour(record.switch_at, now_s + min(left_s, whole_s))
+        return self._hour.at_s - now_s
+
+    def note(self, epochs: Mapping[str, int]) -> bool:
+        """Write down on which secret nodes say that they run. Return whether something is news.
+
+        Nobody signs that: it is only shown. A number that this registry has not reached was said to another one.
+        """
+        epoch = self.secret_epoch
+        is_news = self._book.note_epochs({node_id: seen for node_id, seen in epochs.items() if seen <= epoch})
+        if is_news:
+            reached("rotate.seen")
+        return is_news
 
     def recall(self, known: Envelope) -> bool:
         """A node was told something by this registry that this database does not know: it was restored from a backup
@@ -258,25 +237,27 @@ class Rotations:
         return tuple(self._store.quarantine.for_good()[-MAX_REVOKED:])
 
     def state(self) -> Envelope:
-        """What all may know; the same number is the same text."""
+        """What all may know. Of texts with one number the newest has the remainder until the change."""
         with self._store.transaction():
-            record, revoked = self._book.record(), self._store.revocations.all()
+            record, revoked, now_s = self._book.record(), self._store.revocations.all(), self._clock.monotonic_s()
             state = NetworkState(
                 network_id=self._keys.network_id,
                 generation=self._store.generation(),
                 number=self._book.number() + len(revoked),  # a key is put out for other reasons, too
                 secret_epoch=self.secret_epoch,
-                rotation=record
-                and Rotation(
-                    rotation_id=record.rotation_id,
-                    to_epoch=record.to_epoch,
-                    phase=record.phase,
-                    hold_until=record.hold_until if record.phase == "prepare" else None,
-                ),
                 revoked=tuple(item.node_id for item in revoked[-MAX_REVOKED:]),
                 revoked_ips=self.revoked_ips(),
             )
-        return self._keys.sign(Kind.NETWORK, state)
+            if (
+                self._said is not None
+                and self._said[0] == state
+                and (record is None or now_s < self._said[1] + _REPEAT_S)
+            ):
+                return self._said[2]
+            rotation = record and Rotation(to_epoch=record.to_epoch, switch_in_s=max(0.0, self._left_s(record)))
+        signed = self._keys.sign(Kind.NETWORK, state.model_copy(update={"rotation": rotation}))
+        self._said = state, now_s, signed
+        return signed
 
     def sealed_secrets(self) -> dict[str, bytes]:
         """For each node that holds a lease, by node id: sealed to its key, signed inside."""
@@ -285,10 +266,9 @@ class Rotations:
             generation, number = self._store.generation(), self._book.number()
         if network is None:
             return {}
-        upcoming = record if record is not None and record.phase == "prepare" else None
         found: dict[str, bytes] = {}
         for lease in leases:
-            next_epoch = upcoming.to_epoch if upcoming else None
+            next_epoch = record.to_epoch if record else None
             content = (generation, network.secret_epoch, next_epoch)
             kept = self._sealed.get(lease.node_id)
             if kept is None or kept[0] != content:
@@ -300,7 +280,7 @@ class Rotations:
                     secret_epoch=network.secret_epoch,
                     network_secret=network.secret,
                     next_epoch=next_epoch,
-                    next_secret=upcoming.next_secret if upcoming else None,
+                    next_secret=record.next_secret if record else None,
                 )
                 signed = self._keys.sign(Kind.NETWORK_SECRETS, secrets).model_dump_json().encode()
                 kept = (content, seal(lease.verify_key, signed).encode())

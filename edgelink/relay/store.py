@@ -203,7 +203,7 @@ class RegistryStore:
             with self.transaction():
                 known = self._known()
                 self._database.execute(
-                    "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE SET hostname = "
+                    "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (node_id) DO UPDATE SET hostname = "
                     "excluded.hostname, overlay_ip = excluded.overlay_ip, rank = excluded.rank, is_relay = "
                     "excluded.is_relay, envelope = excluded.envelope",
                     lease.node_id,
