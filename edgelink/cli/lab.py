@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgelink.cli.layout import UNLIMITED, columns, table, tell, wrapped
-from edgelink.cli.options import F, Group, json_option
+from edgelink.cli.options import FILE, F, Group, json_option
 
 _DEFAULT_NAME = "lab"
 _name_option = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="which lab; several can exist")
@@ -87,7 +87,7 @@ def next_command(name: str, *, has_daemons: bool) -> str:
 @_name_option
 @_edges_option
 @_accelerators_option
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="write what happened as JSON")
+@click.option("--report", type=FILE, help="write what happened as JSON")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--keep", is_flag=True, help="leave the lab up afterwards")
 def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed: int, keep: bool) -> int:

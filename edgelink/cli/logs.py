@@ -19,7 +19,7 @@ import click
 from edgelink.api.client import DaemonNotRunningError, EventStream
 from edgelink.api.find_node import find
 from edgelink.cli.node_argument import NodeName, known_nodes
-from edgelink.cli.options import Ago, config_option
+from edgelink.cli.options import AGO, config_option
 from edgelink.cli.patience import call, saying
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import running_daemons
@@ -43,7 +43,7 @@ _OWN_FIELDS = ("timestamp", "level", "event", "component")
 
 @click.command("logs")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="go on until Ctrl-C")
-@click.option("--since", "since_s", type=Ago(), help="of the daemon: not older than this, such as 1h")
+@click.option("--since", "since_s", type=AGO, help="of the daemon: not older than this, such as 1h")
 @click.option("-n", "--lines", "count", type=click.IntRange(min=0), default=200, show_default=True, help="at most")
 @click.option("--easytier", "is_easytiers", is_flag=True, help="what EasyTier on this machine says")
 @click.option(

@@ -13,7 +13,7 @@ import click
 
 from edgelink.cli.layout import columns, table, tell
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, Group, KeyValue, json_option, text_of
+from edgelink.cli.options import DURATION, KEY_VALUE, Group, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
@@ -97,7 +97,7 @@ def show(*, node: str, as_json: bool) -> None:
 @click.option("--hostname", help="its new hostname")
 @click.option("--ip", help="its new overlay IP")
 @click.option("--rank", type=click.IntRange(min=0), help="its new preferred node rank")
-@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@click.option("--label", "labels", type=KEY_VALUE, multiple=True, help="key=value; may be repeated")
 @click.option("--unlabel", multiple=True, metavar="KEY", help="take a label away; may be repeated")
 @click.option("--force", is_flag=True, help="also while a run may use NODE")
 @json_option
@@ -186,9 +186,7 @@ def export(*, output: Path) -> None:
 
 @command.command("import")
 @click.argument("file", type=click.File("rb"))
-@click.option(
-    "--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="how long the tokens may be used"
-)
+@click.option("--ttl", "ttl_s", type=DURATION, default="24h", show_default=True, help="how long the tokens may be used")
 @click.option("--dry-run", is_flag=True, help="only look whether all of it can be")
 @json_option
 def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:

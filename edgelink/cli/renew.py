@@ -6,13 +6,11 @@ import json
 
 import click
 
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import json_option, timeout_option
 
 
 @click.command("renew")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="30s", show_default=True, help="how long to wait for the relay"
-)
+@timeout_option("how long to wait for the relay", "30s")
 @json_option
 def command(*, timeout_s: float, as_json: bool) -> None:
     """Give this node a new password at the relay's broker; the former one opens nothing any more.

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
 from edgelink.cli.layout import tell
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import hold_option, json_option, timeout_option
 
 
 @click.command("revoke")
 @click.argument("node", type=NodeName())
-@click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
+@hold_option
 @click.option("--now", is_flag=True, help="no patience: the same as --hold 0")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="20s",
-    show_default=True,
-    help="how long to wait for the other nodes that are online before the secret changes without them",
-)
+@timeout_option("how long to wait for the other nodes that are online before the secret changes without them", "20s")
 @click.option("--all-tokens", is_flag=True, help="revoke every token that was made and not used, too")
 @click.option("--yes", is_flag=True, help="do not ask")
 @json_option
-def command(
-    *,
-    node: str,
-    hold_s: float,
-    now: bool,
-    timeout_s: float,
-    all_tokens: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+def command(*, node: str, hold_s: float, now: bool, yes: bool, as_json: bool, **others: Any) -> None:
     """Put NODE (hostname or node id) out, for ever: off the broker at once, out of the overlay by a new secret.
 
     All other nodes get the new secret first, then change to it together, which costs each a pause of some seconds.
@@ -50,12 +35,7 @@ def command(
         who = f"{lease['hostname']} ({lease['role']}, {lease['overlay_ip']})" if lease else node
         tell(f"{who} is put out of the network for good: its key can never come back.", err=True)
         click.confirm("Go on?", abort=True, err=True)
-    body = {
-        "node": node,
-        "hold_s": 0.0 if now else hold_s,
-        "timeout_s": timeout_s,
-        "all_tokens": all_tokens,
-    }
+    body = {"node": node, "hold_s": 0.0 if now else hold_s, **others}
     done = rotation_request("/revoke", body, as_json=as_json)
     if not as_json:
         click.echo(f"{node} is out of the network after {done['after_s']:.1f} s")

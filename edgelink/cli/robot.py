@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from edgelink.cli.options import Duration, Group, json_option
+from edgelink.cli.options import Group, json_option, timeout_option
 from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.wording import printable
@@ -47,14 +47,7 @@ def status(*, name: str | None, as_json: bool) -> int:
 
 @command.command("stop")
 @_name_argument
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="10s",
-    show_default=True,
-    help="how long to wait for the robot to confirm that it has stopped",
-)
+@timeout_option("how long to wait for the robot to confirm that it has stopped", "10s")
 def stop(*, name: str | None, timeout_s: float) -> None:
     """Bring a robot to its safe stop; only `robot resume` lets it go on.
 
