@@ -26,7 +26,8 @@ from edgelink.cli.status import running_daemons
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
-from edgelink.process.output import Follower, read_end
+from edgelink.process.output import read_end
+from edgelink.ray_cluster.interpreter import identity_arguments, user_of
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.temp_dir import ray_log_directory, sessions_in
 from edgelink.service import units as service_units
@@ -300,8 +301,7 @@ def _told(text: str) -> str:
 
 def _show_files(files: dict[str, Path], owner_uid: int | None, count: int, *, is_following: bool) -> None:
     """The end of each, under its name where there are several. Raises EdgelinkError: none is there."""
-    clock = SystemClock()
-    followers = {name: Follower(path, owner_uid=owner_uid) for name, path in files.items()}
+    begins = {name: path.stat().st_size if path.is_file() else 0 for name, path in files.items()}
     texts = {name: read_end(path, owner_uid=owner_uid, max_bytes=_MAX_BYTES) for name, path in files.items()}
     _show_texts({name: text.decode(errors="replace") for name, text in texts.items() if text}, count)
     if not any(texts.values()) and not is_following:
@@ -311,11 +311,27 @@ def _show_files(files: dict[str, Path], owner_uid: int | None, count: int, *, is
             hint="it has not been started yet, or it is not this node that runs it",
             reason="NoLog",
         )
-    while is_following:
-        clock.block(_LOOK_S)
-        for name, follower in followers.items():
-            for line in follower.new_lines():
-                click.echo(_told(line if len(files) == 1 else f"{name}: {line}"))
+    if is_following:
+        labels = {name: f"{name}: " if len(files) > 1 else "" for name in files}
+        for line in _as_they_come([_tail(files[each], begins[each], owner_uid, labels[each]) for each in files]):
+            click.echo(_told(line))
+
+
+def _tail(path: Path, begin: int, owner_uid: int | None, label: str = "") -> Iterator[str]:
+    """Yield the lines that a file gets behind the byte ``begin``, also when it is cut, replaced, or yet to come.
+
+    tail(1) runs as the file's owner, who could put a link to anything there. It ends with us.
+    """
+    argv = ["tail", f"--pid={os.getpid()}", f"--bytes=+{begin + 1}", "--follow=name", "--retry", "--", str(path)]
+    owner = {} if owner_uid is None else identity_arguments(user_of(owner_uid))
+    quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **owner}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace", **quiet) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                yield label + line.rstrip("\n")
+        finally:
+            child.terminate()
 
 
 def _show_texts(texts: dict[str, str], count: int) -> None:
