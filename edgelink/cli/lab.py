@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgelink.cli.layout import UNLIMITED, columns, table, tell, wrapped
+from edgelink.cli.layout import UNLIMITED, columns, table, tell, told_as_json, wrapped
 from edgelink.cli.options import FILE, F, Group, json_option
 
 _DEFAULT_NAME = "lab"
@@ -164,8 +163,7 @@ def status(*, name: str, as_json: bool) -> None:
     """Show the lab's nodes, their addresses and daemons."""
     road = _road(name)
     rows = [_row(road, row) for row in road.lab.status()]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
+    if told_as_json(rows, as_json=as_json):
         return
     cells = [["NODE", "DAEMON", "OVERLAY IP", "ADDRESSES, LINK"]]
     for row in rows:

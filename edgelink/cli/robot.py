@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from edgelink.cli.layout import told_as_json
 from edgelink.cli.options import Group, json_option, timeout_option
 from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
@@ -37,9 +38,7 @@ def status(*, name: str | None, as_json: bool) -> int:
     Exit status 0: all run.
     """
     robots = [_look_at(robot) for robot in _robots(name)]
-    if as_json:
-        click.echo(json.dumps(robots, indent=2))
-    else:
+    if not told_as_json(robots, as_json=as_json):
         for robot in robots:
             click.echo(_told(robot))
     return ExitCode.OK if all(robot["state"] == "running" for robot in robots) else ExitCode.FAILED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from edgelink.api.client import (
 )
 from edgelink.api.json_version import VERSION
 from edgelink.cli.condition_lines import REQUIRED, hanging, marked, note, weight_among
-from edgelink.cli.layout import columns, cut, wrapped
+from edgelink.cli.layout import columns, cut, told_as_json, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.watch import Fact, watch, watch_option
@@ -49,9 +48,7 @@ def command(*, as_json: bool, is_watching: bool, is_verbose: bool) -> int:
         return watch(lambda: look(paths), draw=draw, facts=facts, as_json=as_json)
     with waiting_for(DAEMON):
         seen = look(paths)
-    if as_json:
-        click.echo(json.dumps(seen, indent=2))
-    else:
+    if not told_as_json(seen, as_json=as_json):
         click.echo("\n".join(draw(seen, columns())))
     return ExitCode.OK if seen["ready"] else ExitCode.FAILED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime
 from typing import Any
@@ -10,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import say, tell
+from edgelink.cli.layout import say, tell, told_as_json
 from edgelink.cli.options import DURATION, KEY_VALUE, Group, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.duration import in_words
@@ -47,8 +46,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
     answer = ask_registry("POST", "/tokens", {**asked, "labels": dict(labels)})
     if answer["role"] == "head" and answer["replaces"] is None:
         _warn_of_head()
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     tell(validity(answer), err=True)
     click.echo(f"on that machine:\n\n{command_to_paste(answer)}\n" if sys.stdout.isatty() else answer["token"])
@@ -82,8 +80,7 @@ def _warn_of_head() -> None:
 def show(*, as_json: bool) -> None:
     """List the tokens that were made, without their secrets."""
     tokens = ask_registry("GET", "/tokens")["tokens"]
-    if as_json:
-        click.echo(json.dumps(tokens, indent=2))
+    if told_as_json(tokens, as_json=as_json):
         return
     for token in tokens:
         click.echo(
