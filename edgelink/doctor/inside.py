@@ -9,6 +9,7 @@ from typing import Any
 
 from edgelink.config import Config
 from edgelink.doctor.check import Finding, limited, ok, skipped
+from edgelink.doctor.probes import of_each
 from edgelink.process import ports
 from edgelink.process.port_ranges import listed
 from edgelink.protocol.payloads import Role
@@ -51,7 +52,7 @@ async def try_ports(address: str, asked: Collection[int]) -> Tried:
         async with at_once:
             return await dial(address, port)
 
-    answers = dict(zip(asked, await asyncio.gather(*map(try_one, asked)), strict=True))
+    answers = await of_each(try_one, asked)
     return Tried(
         tuple(asked),
         tuple(sorted(port for port, is_open in answers.items() if is_open)),
