@@ -108,7 +108,7 @@ def played(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[Any]:
             raise KeyboardInterrupt from None
         return {"lines": lines, "number": body["after"] + len(lines)}
 
-    monkeypatch.setattr(logs, "running_daemons", lambda _paths: [HEAD])
+    monkeypatch.setattr(logs, "daemons_here", lambda _paths: ([HEAD], []))
     monkeypatch.setattr(logs, "unit_of", lambda _pid: None)
     monkeypatch.setattr(logs, "call", call)
     monkeypatch.setattr(logs, "_LOOK_S", 0.0)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,36 +99,31 @@ def run_driver_here(
         return _Run(paths, cluster, argv, directory, detected.framework, wishes).execute()
 
 
+@dataclass
 class _Run:
     """One run: its attempts, and the one open request that holds its lock."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        cluster: ReadCluster | None,
-        argv: tuple[str, ...],
-        directory: Path,
-        framework: Framework,
-        wishes: RunWishes,
-    ) -> None:
-        self._paths = paths
-        self._section = None if cluster is None else cluster.section
-        self._rlinf = {} if cluster is None else dict(cluster.versions)
-        self._content = None if cluster is None else cluster.content
-        self._argv = argv
-        self._directory = directory
-        self._links = directory / "links.json"
-        self._framework = framework
-        self._wishes = wishes
+    paths: Paths
+    cluster: ReadCluster | None
+    argv: tuple[str, ...]
+    directory: Path
+    framework: Framework
+    wishes: RunWishes
+
+    def __post_init__(self) -> None:
+        self._section = None if self.cluster is None else self.cluster.section
+        self._rlinf = {} if self.cluster is None else dict(self.cluster.versions)
+        self._content = None if self.cluster is None else self.cluster.content
+        self._links = self.directory / "links.json"
         self._clock = SystemClock()
         self._looking = threading.Lock()
         self._attempts: list[Ended] = []
         self._request: RunRequest | None = None
         record = RunRecord(
             run_id=secrets.token_hex(8),
-            command=program_of(argv),
-            retries=wishes.supervision.retries,
-            on_node_loss=wishes.supervision.on_node_loss.value,
+            command=program_of(self.argv),
+            retries=self.wishes.supervision.retries,
+            on_node_loss=self.wishes.supervision.on_node_loss.value,
         )
         self._account = RunAccount(record, self._clock)
 
@@ -138,7 +134,7 @@ class _Run:
                 granted = self._claim()
                 with ray_watched(granted, say) as ray:
                     self._attempts.append(self._attempt(granted, ray))
-                decision = decide(self._wishes.supervision, self._attempts, backoff)
+                decision = decide(self.wishes.supervision, self._attempts, backoff)
                 ended = self._attempts[-1]
                 self._tell_if(self._account.end(ended.exit_status, decision.why, lost=ended.lost))
                 if decision.why:
@@ -156,7 +152,7 @@ class _Run:
     def _claim(self) -> dict[str, Any]:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
-        gang = self._wishes.gang
+        gang = self.wishes.gang
         timeout_s = gang.timeout_s if is_first else max(gang.timeout_s, _NODES_BACK_S)
         body = {"cluster": self._section, "rlinf": self._rlinf, "nodes": gang.nodes, "timeout_s": timeout_s}
         nodes_deadline_s = self._clock.monotonic_s() + timeout_s
@@ -170,7 +166,7 @@ class _Run:
             waiting.show(event)
 
         while True:
-            request = RunRequest(self._paths.node_socket, body, lambda: self._account.record, self._clock, say)
+            request = RunRequest(self.paths.node_socket, body, lambda: self._account.record, self._clock, say)
             try:
                 with WaitingList(sys.stderr, as_json=gang.as_json) as waiting:
                     granted = request.wait_until_granted(show)
@@ -195,16 +191,16 @@ class _Run:
         """Run the driver once."""
         assert self._request is not None
         number = len(self._attempts) + 1
-        decided = driver_environment(granted, self._framework, self._wishes.environment)
+        decided = driver_environment(granted, self.framework, self.wishes.environment)
         environment = decided.variables
         if number == 1:
-            check_grant(granted, self._framework, environment)
+            check_grant(granted, self.framework, environment)
             say_what_is_dropped(decided, say)
             say_what_is_left(granted, say)
-            if self._framework.syncs_code and is_auto(environment):
+            if self.framework.syncs_code and is_auto(environment):
                 _check_code(environment)
-        step = self._directory / f"step-{number}"
-        metrics = self._directory / f"metrics-{number}.jsonl"
+        step = self.directory / f"step-{number}"
+        metrics = self.directory / f"metrics-{number}.jsonl"
         environment |= {
             "EDGELINK_RUN_ID": self._account.record.run_id,
             "EDGELINK_ATTEMPT": str(number),
@@ -212,19 +208,19 @@ class _Run:
             "EDGELINK_METRICS_FILE": str(metrics),
         }
         if granted["placement"] is not None:
-            file = self._directory / "placement.json"
+            file = self.directory / "placement.json"
             write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
                 if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
                     say(Notice(**notice).line)
-        program = find_program(self._argv[0], _joined_path(environment))
+        program = find_program(self.argv[0], _joined_path(environment))
         # A run that goes on after a loss is not checked again.
-        compares, compared = number == 1 and not self._wishes.preflight.ignores_resources, tuple[Demand, ...]()
+        compares, compared = number == 1 and not self.wishes.preflight.ignores_resources, tuple[Demand, ...]()
         if number == 1:
             compared = check_launch(
-                self._framework,
-                self._argv,
+                self.framework,
+                self.argv,
                 program,
                 environment,
                 ray.nodes,
@@ -233,13 +229,13 @@ class _Run:
                 is_reported=compares and bool(environment.get(HOOK)),
             )
             # First whether the nodes can be asked at all.
-            socket = self._paths.node_socket
+            socket = self.paths.node_socket
             links = check_before_launch(
-                granted, environment, self._wishes.preflight, self._content, self._argv, socket, self._clock, say
+                granted, environment, self.wishes.preflight, self._content, self.argv, socket, self._clock, say
             )
             if links is not None:
                 write_atomic(self._links, json.dumps(links.to_dict()))
-            look_at_nodes(granted, self._section, self._framework, environment, say)
+            look_at_nodes(granted, self._section, self.framework, environment, say)
         if self._links.exists():  # an attempt that follows goes on with what was measured before the first
             environment["EDGELINK_LINKS"] = str(self._links)
         self._account.begin()
@@ -248,20 +244,20 @@ class _Run:
         started_s = self._clock.monotonic_s()
         tail = MetricsTail(metrics)
         look = partial(self._look, step, tail, ray)
-        self._request.follow(granted["nodes"], self._wishes.supervision, control, look)
-        node_socket = self._paths.node_socket
+        self._request.follow(granted["nodes"], self.wishes.supervision, control, look)
+        node_socket = self.paths.node_socket
         started = StartedPrograms(environment, ray.nodes, compared, self._section, node_socket, control)
-        reports = started.heard_at(self._directory / "started.sock") if compares else nullcontext(dict[str, str]())
+        reports = started.heard_at(self.directory / "started.sock") if compares else nullcontext(dict[str, str]())
         with reports as reporting:
             status = run_driver(
-                [program, *self._argv[1:]], {**environment, **reporting}, present_directory(), control=control
+                [program, *self.argv[1:]], {**environment, **reporting}, present_directory(), control=control
             )
         look()
         if started.refusal is not None:
             self._tell_if(self._account.end(status, started.refusal.message))
             raise started.refusal
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
-        if self._wishes.supervision.is_any and status != 0 and not control.ended_by_user:
+        if self.wishes.supervision.is_any and status != 0 and not control.ended_by_user:
             self._wait_for_facts()
         watch = self._request.nodes
         return Ended(

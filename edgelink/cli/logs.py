@@ -22,7 +22,7 @@ from edgelink.cli.node_argument import NodeName, known_nodes
 from edgelink.cli.options import AGO, config_option
 from edgelink.cli.patience import call, saying
 from edgelink.cli.ray_request import require_head
-from edgelink.cli.status import running_daemons
+from edgelink.cli.status import daemons_here
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
@@ -124,7 +124,7 @@ def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_followi
     silent_units = _installed_units() if has_journal else []
     daemons: list[dict[str, Any]] = []
     try:
-        daemons = running_daemons(paths)
+        daemons, _ = daemons_here(paths)
     except DaemonNotRunningError:
         written = [] if is_following or silent_units else _written(paths, since_s)
         if not silent_units and not written:

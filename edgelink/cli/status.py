@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,10 @@ def look(paths: Paths) -> dict[str, Any]:
 
 
 def running_daemons(paths: Paths) -> list[dict[str, Any]]:
-    """The status of each daemon that answers. Raises DaemonNotRunningError: none does."""
-    daemons, _ = daemons_here(paths)
-    return daemons
+    """The status of each daemon of this machine that answers."""
+    with suppress(DaemonNotRunningError):
+        return daemons_here(paths)[0]
+    return []
 
 
 def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[dict[str, Any]], list[str]]:
