@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgelink.cli.compose import ReadCluster, read_cluster
-from edgelink.cli.layout import say, tell
+from edgelink.cli.layout import UNLIMITED, say, table, tell
 from edgelink.cli.link_budget_options import link_budget_options
 from edgelink.cli.options import FILE, json_option
 from edgelink.cli.rlinf_program import OWN_PLACEMENT, own_placement
@@ -197,9 +197,7 @@ def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: boo
 
 
 def _table(rows: Sequence[Row]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for index, row in enumerate(rows):
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    for index, line in enumerate(table(rows, UNLIMITED, ())):
         click.secho(line, bold=index == 0)
 
 

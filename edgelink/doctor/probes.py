@@ -321,10 +321,6 @@ class Probes:
         """By which device the kernel sends to the other nodes, for root and for the user ``uid``."""
         return asyncio.run(look(device, own_ip, network, members, sorted({0, uid})))
 
-    def devices(self) -> set[str]:
-        """The network devices here."""
-        return {name for _, name in socket.if_nameindex()}
-
     def holders(self, wanted: Iterable[tuple[ports.Protocol, int]]) -> dict[tuple[ports.Protocol, int], int | None]:
         return ports.holders(wanted)
 

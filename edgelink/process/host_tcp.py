@@ -13,19 +13,17 @@ where the configuration asks for it, ``tcp_congestion_control``.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgelink.config.defaults import LONGEST_RTO_MS
 from edgelink.errors import NotRecordedError
-from edgelink.files import AT_ONCE, private_directory, write_atomic
+from edgelink.files import AT_ONCE, locked_directory, private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.process import procfs
 
@@ -152,7 +150,8 @@ def adjust(record: Path, patience_s: float, *, congestion: str | None = None, pr
     Raises:
         NotRecordedError: what was there cannot be recorded; then nothing is changed.
     """
-    with _alone(record):
+    # Relay and head on one machine have one record.
+    with locked_directory(private_directory(record.parent)):
         now = observe(proc_sys)
         values = {name: value for name, value in _by_name(now).items() if value is not None}
         changes = _changes(record)
@@ -192,7 +191,7 @@ def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
     """
     if not record.exists():
         return None
-    with _alone(record):
+    with locked_directory(private_directory(record.parent)):
         changes = _changes(record)
         left = {}
         for name, change in changes.items():
@@ -223,20 +222,6 @@ def _by_name(values: TcpValues) -> dict[str, int | str | None]:
 def _from_names(values: Mapping[str, Any]) -> TcpValues:
     fields: dict[str, Any] = {field: values.get(name) for name, field in _FIELDS.items()}
     return TcpValues(**fields)
-
-
-@contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """Relay and head on one machine have one record: one at a time reads, records and changes, for milliseconds.
-
-    The kernel frees the lock of one who dies.
-    """
-    descriptor = os.open(private_directory(record.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _changes(record: Path) -> dict[str, _Change]:
