@@ -80,7 +80,7 @@ def command(
     if of_files and (since_s is not None or as_json):
         raise UsageError("--since and --json are for the daemon's log: these files are not EdgeLink's own")
     paths = Paths.from_environment()
-    _require_readable(paths)
+    require_readable(paths)
     hide_secrets(paths)
     try:
         if is_easytiers:
@@ -103,7 +103,7 @@ def command(
     return ExitCode.OK
 
 
-def _require_readable(paths: Paths) -> None:
+def require_readable(paths: Paths) -> None:
     if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
         raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
 
