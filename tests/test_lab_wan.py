@@ -116,7 +116,7 @@ class World:
         monkeypatch.setattr("edgelink.lab.state.LAB_ROOT", directory)
         monkeypatch.setattr("edgelink.lab.lab.LAB_ROOT", directory)
         monkeypatch.setattr("edgelink.lab.namespaces.check_root", lambda: None)
-        monkeypatch.setattr(wan, "require_programs", lambda *_: None)
+        monkeypatch.setattr(wan, "_check_programs", lambda: None)
         monkeypatch.setattr(wan, "_start_delayer", self.start_delayer)
         monkeypatch.setattr("os.kill", lambda pid, number: self.signals.append((pid, number)))
         self.lab = Lab("one")

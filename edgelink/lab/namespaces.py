@@ -235,13 +235,9 @@ def check_root() -> None:
 def check_prerequisites() -> None:
     """Raises LabError or MissingDependencyError before anything is made."""
     check_root()
-    require_programs("the lab needs", {"nft": "nftables", "nsenter": "util-linux", "env": "coreutils"})
-
-
-def require_programs(who_needs: str, packages: Mapping[str, str]) -> None:
-    """Raises MissingDependencyError for those that are missing. ``packages``: by program, where it comes from."""
+    packages = {"nft": "nftables", "nsenter": "util-linux", "env": "coreutils"}
     if missing := [program for program in packages if shutil.which(program) is None]:
         raise MissingDependencyError(
-            f"{who_needs} {', '.join(missing)}, not found on PATH",
+            f"the lab needs {', '.join(missing)}, not found on PATH",
             hint=f"apt-get install {' '.join(packages[program] for program in missing)}",
         )

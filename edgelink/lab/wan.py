@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from edgelink.errors import LabError
+from edgelink.errors import LabError, MissingDependencyError
 from edgelink.files import write_atomic
 from edgelink.lab.delayer import QUEUE
-from edgelink.lab.namespaces import require_programs
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.state import LabState
 from edgelink.lab.topology import INTERNET, Link, Topology
@@ -63,8 +63,7 @@ def apply(lab: Nodes, state: LabState) -> None:
     """
     if not state.wan:
         return
-    programs = {"tc": "iproute2", "iptables-restore": "iptables"}
-    require_programs("links of a lab that are like a WAN's need", programs)
+    _check_programs()
     # Also those that were given something once, and are to add nothing any more.
     links = {link: conditions for node, conditions in state.wan.items() for link in _ways_out(lab.topology, node)}
     is_netem = _has_netem(lab)
@@ -163,6 +162,15 @@ def _start_delayer(lab: Nodes) -> PinnedProcess:
                 hint="without netem the lab needs NFQUEUE in the kernel for --rtt and --jitter",
             )
     return PinnedProcess.of(child.pid)
+
+
+def _check_programs() -> None:
+    packages = {"tc": "iproute2", "iptables-restore": "iptables"}
+    if missing := [program for program in packages if shutil.which(program) is None]:
+        raise MissingDependencyError(
+            f"links of a lab that are like a WAN's need {', '.join(missing)}, not found on PATH",
+            hint=f"apt-get install {' '.join(packages[program] for program in missing)}",
+        )
 
 
 def _has_netem(lab: Nodes) -> bool:
