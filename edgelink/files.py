@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgelink.errors import NotRecordedError, UsageError
@@ -86,6 +88,17 @@ def private_directory(path: Path, mode: int = 0o700) -> Path:
     except OSError as error:
         raise not_recorded(path, error) from error
     return path
+
+
+@contextlib.contextmanager
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Be the only one in the block, of those who lock ``directory``. The kernel frees the lock of one who dies."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Files:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from telling import Words
 
 from edgelink.cli import lab, main, stop
-from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
+from edgelink.cli.options import DURATION, KEY_VALUE, read_token, token_file_option
 from edgelink.errors import ExitCode, UsageError
 from edgelink.protocol.token import Token
 
@@ -35,21 +35,21 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
     """A bare number is seconds."""
-    assert Duration().convert(text, None, None) == seconds
+    assert DURATION.convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "1 fortnight", "-5s", "1h30m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """No guessing."""
     with pytest.raises(click.BadParameter):
-        Duration().convert(text, None, None)
+        DURATION.convert(text, None, None)
 
 
 def test_labels_are_key_value() -> None:
     """The value may hold an equals sign; the key may not be empty."""
-    assert KeyValue().convert("a=b=c", None, None) == ("a", "b=c")
+    assert KEY_VALUE.convert("a=b=c", None, None) == ("a", "b=c")
     with pytest.raises(click.BadParameter):
-        KeyValue().convert("=b", None, None)
+        KEY_VALUE.convert("=b", None, None)
 
 
 def test_a_token_comes_from_one_place(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from edgelink.api.server import Caller, LocalApi, route, stream_route
 from edgelink.cli import driver_run
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file
+from edgelink.cli.options import RunWishes
 from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.waiting import GangWishes
 from edgelink.config import Paths
@@ -184,13 +185,10 @@ class Relaunch:
         run = driver_run._Run(
             Paths(self._directory, self._directory),
             None,
-            GangWishes(600.0),
             ("true",),
-            Supervision(retries=1),
             self._directory,
             Framework("plain"),
-            EnvironmentWishes(),
-            PreflightWishes(),
+            RunWishes(None, GangWishes(600.0), Supervision(retries=1), EnvironmentWishes(), PreflightWishes()),
         )
         run._attempts += [Ended(exit_status=1, lived_s=1.0, at_s=0.0)] * attempts
         run._claim()

@@ -8,7 +8,7 @@ import click
 import pytest
 from telling import refuses
 
-from edgelink.cli.options import RequiredPath
+from edgelink.cli.options import REQUIRED_PATH
 from edgelink.errors import UsageError
 from edgelink.training.required_paths import NeededPath, asked_for, by_node, judge_paths, named_by_config
 
@@ -21,7 +21,7 @@ WHY = "No such file or directory"
 
 
 def test_the_option_takes_a_path_with_or_without_a_name() -> None:
-    option = RequiredPath()
+    option = REQUIRED_PATH
     assert option.convert("/data/x", None, None) == (None, "/data/x")
     assert option.convert("/data/a:/b", None, None) == (None, "/data/a:/b")
     assert option.convert("env:/data/x", None, None) == ("env", "/data/x")

@@ -1,7 +1,6 @@
 """Metrics of a node for Prometheus: what there is, as one table, and its text form.
 
 The functions take what the daemon tells in ``/status``, ``/paths`` and ``/nodes`` as they stand there, and are pure.
-``python -m edgelink.api.metrics > docs/reference/metrics.md`` writes the page.
 
 The text form is the one that every Prometheus reads (version 0.0.4). It is written here, in a few lines, so that the
 daemon needs no library for it; a test reads it with Prometheus' own.
@@ -44,132 +43,107 @@ class Sample:
     value: float
 
 
-INFO = Metric("edgelink_info", "gauge", ("role", "version", "hostname", "overlay_ip"), "1; who this node is")
-READY = Metric("edgelink_ready", "gauge", (), "1: the node is ready, as `edgelink status` says")
-PHASE = Metric("edgelink_phase", "gauge", ("phase",), "1 for the phase that the node is in, 0 for the others")
-CONDITION = Metric(
-    "edgelink_condition",
-    "gauge",
-    ("type", "reason"),
-    "each condition: 1 True, 0 False, -1 Unknown; [reasons](conditions.md)",
+def _gauge(name: str, meaning: str, *labels: str, where: str = "all") -> Metric:
+    return Metric(name, "gauge", labels, meaning, where)
+
+
+def _counter(name: str, meaning: str, *labels: str, where: str = "all") -> Metric:
+    return Metric(name, "counter", labels, meaning, where)
+
+
+INFO = _gauge("edgelink_info", "1; who this node is", "role", "version", "hostname", "overlay_ip")
+READY = _gauge("edgelink_ready", "1: the node is ready, as `edgelink status` says")
+PHASE = _gauge("edgelink_phase", "1 for the phase that the node is in, 0 for the others", "phase")
+CONDITION = _gauge(
+    "edgelink_condition", "each condition: 1 True, 0 False, -1 Unknown; [reasons](conditions.md)", "type", "reason"
 )
-CONDITION_SINCE = Metric(
-    "edgelink_condition_since_timestamp_seconds", "gauge", ("type",), "when the condition's status last changed"
+CONDITION_SINCE = _gauge(
+    "edgelink_condition_since_timestamp_seconds", "when the condition's status last changed", "type"
 )
-RIDE_THROUGH = Metric("edgelink_ride_through_seconds", "gauge", (), "how long an outage may be without costing a node")
-CPU = Metric("edgelink_daemon_cpu_seconds_total", "counter", (), "CPU time of the daemon, since its process started")
-RSS = Metric("edgelink_daemon_resident_memory_bytes", "gauge", (), "memory of the daemon")
-CONNECTED = Metric(
-    "edgelink_registry_connected", "gauge", (), "1: in touch with the relay's broker by MQTT; on the relay: it serves"
+RIDE_THROUGH = _gauge("edgelink_ride_through_seconds", "how long an outage may be without costing a node")
+CPU = _counter("edgelink_daemon_cpu_seconds_total", "CPU time of the daemon, since its process started")
+RSS = _gauge("edgelink_daemon_resident_memory_bytes", "memory of the daemon")
+CONNECTED = _gauge(
+    "edgelink_registry_connected", "1: in touch with the relay's broker by MQTT; on the relay: it serves"
 )
-REFUSED = Metric("edgelink_refused_total", "counter", ("reason",), "messages that were not believed or understood")
-LEASE = Metric("edgelink_lease_granted_timestamp_seconds", "gauge", (), "when this node's lease was granted")
-RX = Metric(
-    "edgelink_overlay_receive_bytes_total",
-    "counter",
-    ("device",),
-    "bytes in by the overlay's device, since it was made",
+REFUSED = _counter("edgelink_refused_total", "messages that were not believed or understood", "reason")
+LEASE = _gauge("edgelink_lease_granted_timestamp_seconds", "when this node's lease was granted")
+RX = _counter("edgelink_overlay_receive_bytes_total", "bytes in by the overlay's device, since it was made", "device")
+TX = _counter("edgelink_overlay_transmit_bytes_total", "bytes out by it", "device")
+MTU = _gauge("edgelink_overlay_mtu_bytes", "its MTU", "device")
+EASYTIER = _gauge("edgelink_easytier_running", "1: EasyTier runs here")
+EASYTIER_STARTS = _counter(
+    "edgelink_easytier_starts_total", "how often this daemon started EasyTier; 0: it was adopted"
 )
-TX = Metric("edgelink_overlay_transmit_bytes_total", "counter", ("device",), "bytes out by it")
-MTU = Metric("edgelink_overlay_mtu_bytes", "gauge", ("device",), "its MTU")
-EASYTIER = Metric("edgelink_easytier_running", "gauge", (), "1: EasyTier runs here")
-EASYTIER_STARTS = Metric(
-    "edgelink_easytier_starts_total", "counter", (), "how often this daemon started EasyTier; 0: it was adopted"
-)
-EASYTIER_CPU = Metric("edgelink_easytier_cpu_seconds_total", "counter", (), "CPU time of EasyTier, since it started")
-DROPPED = Metric(
+EASYTIER_CPU = _counter("edgelink_easytier_cpu_seconds_total", "CPU time of EasyTier, since it started")
+DROPPED = _counter(
     "edgelink_overlay_dropped_packets_total",
-    "counter",
-    ("kind",),
     "packets that EdgeLink's nftables dropped on or beside the overlay's device, looked at every 30 s: "
     + ", ".join(f"`{kind}` {meaning}" for kind, meaning in MEANINGS.items()),
+    "kind",
 )
-PATHS = Metric(
-    "edgelink_paths", "gauge", ("path",), "how many other nodes EasyTier reaches directly, how many through others"
-)
+PATHS = _gauge("edgelink_paths", "how many other nodes EasyTier reaches directly, how many through others", "path")
 _NAMED = "; on relay and head of every other node, on edges of relays and head"
-PATH = Metric("edgelink_path", "gauge", ("peer", "path", "via", "protocol"), f"1: the way to that node{_NAMED}")
-PATH_LATENCY = Metric(
-    "edgelink_path_latency_seconds", "gauge", ("peer",), "EasyTier's own round trip on it, where it measures one"
+PATH = _gauge("edgelink_path", f"1: the way to that node{_NAMED}", "peer", "path", "via", "protocol")
+PATH_LATENCY = _gauge("edgelink_path_latency_seconds", "EasyTier's own round trip on it, where it measures one", "peer")
+PATH_LOSS = _gauge("edgelink_path_loss_ratio", "what share of EasyTier's own pings is lost, on direct ones", "peer")
+PATH_FULL = _gauge(
+    "edgelink_path_loses_full_packets", "1: small packets pass and full ones do not: `overlay.mtu` is too large", "peer"
 )
-PATH_LOSS = Metric(
-    "edgelink_path_loss_ratio", "gauge", ("peer",), "what share of EasyTier's own pings is lost, on direct ones"
-)
-PATH_FULL = Metric(
-    "edgelink_path_loses_full_packets",
-    "gauge",
-    ("peer",),
-    "1: small packets pass and full ones do not: `overlay.mtu` is too large",
-)
-RTT = Metric(
+RTT = _gauge(
     "edgelink_peer_rtt_seconds",
-    "gauge",
-    ("peer",),
     "round trip of the daemon's last echo from that node; absent: no answer",
-    "all but a registry's relay",
+    "peer",
+    where="all but a registry's relay",
 )
-PINGS = Metric(
-    "edgelink_peer_pings_total", "counter", ("peer",), "echoes asked of that node", "all but a registry's relay"
+PINGS = _counter("edgelink_peer_pings_total", "echoes asked of that node", "peer", where="all but a registry's relay")
+LOST = _counter(
+    "edgelink_peer_pings_lost_total", "those of them without an answer", "peer", where="all but a registry's relay"
 )
-LOST = Metric(
-    "edgelink_peer_pings_lost_total",
-    "counter",
-    ("peer",),
-    "those of them without an answer",
-    "all but a registry's relay",
-)
-PAIRS_LOST = Metric(
+PAIRS_LOST = _counter(
     "edgelink_pairs_lost_total",
-    "counter",
-    ("peer",),
     "how often this node and that one lost each other while a relay answered both",
-    "head and edges",
+    "peer",
+    where="head and edges",
 )
-PAIRS_HEALED = Metric(
+PAIRS_HEALED = _counter(
     "edgelink_pairs_healed_total",
-    "counter",
-    ("peer", "by"),
     "how often that ended, and by what of this node's: `close` (a connection to the relay), `restart` (of EasyTier), "
     "`other` (nothing of its own)",
-    "head and edges",
+    "peer",
+    "by",
+    where="head and edges",
 )
-ENROLLED = Metric("edgelink_nodes_enrolled", "gauge", (), "nodes that hold a lease", "the registry's relay")
-ONLINE = Metric(
+ENROLLED = _gauge("edgelink_nodes_enrolled", "nodes that hold a lease", where="the registry's relay")
+ONLINE = _gauge(
     "edgelink_nodes_online",
-    "gauge",
-    (),
     "those that are in touch with the broker, the relay itself included",
-    "the registry's relay",
+    where="the registry's relay",
 )
-WANTED = Metric("edgelink_ray_nodes_expected", "gauge", (), "nodes that take part, the head included", "head")
-ALIVE = Metric(
-    "edgelink_ray_nodes_alive", "gauge", (), "those of them that are alive in Ray with their rank, and answer", "head"
+WANTED = _gauge("edgelink_ray_nodes_expected", "nodes that take part, the head included", where="head")
+ALIVE = _gauge(
+    "edgelink_ray_nodes_alive", "those of them that are alive in Ray with their rank, and answer", where="head"
 )
-CPUS = Metric("edgelink_ray_cpus", "gauge", (), "CPUs that Ray has of them", "head")
-GPUS = Metric("edgelink_ray_gpus", "gauge", (), "GPUs that Ray has of them", "head")
-NODE = Metric(
-    "edgelink_ray_node_alive", "gauge", ("node", "node_rank"), "1: that node is alive in Ray, and answers", "head"
-)
-PAUSED = Metric(
+CPUS = _gauge("edgelink_ray_cpus", "CPUs that Ray has of them", where="head")
+GPUS = _gauge("edgelink_ray_gpus", "GPUs that Ray has of them", where="head")
+NODE = _gauge("edgelink_ray_node_alive", "1: that node is alive in Ray, and answers", "node", "node_rank", where="head")
+PAUSED = _gauge(
     "edgelink_ray_node_paused_seconds",
-    "gauge",
-    ("node", "node_rank"),
     "since the last answer of a node that Ray still counts as alive; 0: it is not paused",
-    "head",
+    "node",
+    "node_rank",
+    where="head",
 )
-WITHOUT_RAY = Metric(
+WITHOUT_RAY = _gauge(
     "edgelink_node_without_ray_ready",
-    "gauge",
-    ("node",),
     "1: that node, which has no Ray by its configuration, is up, and answers",
-    "head",
+    "node",
+    where="head",
 )
-STRANGERS = Metric("edgelink_ray_strangers", "gauge", (), "nodes in Ray that are none of this network's", "head")
-RUN = Metric("edgelink_run_in_progress", "gauge", (), "1: a driver runs", "head")
-ATTEMPT = Metric(
-    "edgelink_run_attempts", "gauge", (), "how often the driver of the present or last run was started", "head"
-)
-STEP = Metric("edgelink_run_step", "gauge", (), "how far it is, if it writes a number to EDGELINK_STEP_FILE", "head")
+STRANGERS = _gauge("edgelink_ray_strangers", "nodes in Ray that are none of this network's", where="head")
+RUN = _gauge("edgelink_run_in_progress", "1: a driver runs", where="head")
+ATTEMPT = _gauge("edgelink_run_attempts", "how often the driver of the present or last run was started", where="head")
+STEP = _gauge("edgelink_run_step", "how far it is, if it writes a number to EDGELINK_STEP_FILE", where="head")
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from edgelink.cli.layout import columns, table
+from edgelink.cli.layout import columns, table, told_as_json
 from edgelink.cli.options import Group, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.wording import few
@@ -51,8 +50,7 @@ def allow(*, target: str, ports: str, sources: tuple[str, ...], as_json: bool) -
     Nodes that are online follow at once, others when they are back. What EdgeLink and Ray need is open anyway.
     """
     answer = ask_registry("POST", "/access", {"target": target, "ports": ports, "sources": list(sources)})
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     for line in _rules(answer["rules"]):
         click.echo(line)
@@ -70,8 +68,7 @@ def deny(*, target: str, ports: str, sources: tuple[str, ...], as_json: bool) ->
     rules that still open some of these ports are shown.
     """
     answer = ask_registry("DELETE", "/access", {"target": target, "ports": ports, "sources": list(sources)})
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     click.echo(f"{target} no longer lets in {', '.join(sources)} at {ports}")
     if answer["rules"]:
@@ -90,8 +87,7 @@ def list_(*, history: bool, as_json: bool) -> None:
     Also names the nodes that do not follow a rule yet.
     """
     answer = ask_registry("GET", "/access")
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     if history:
         for change in answer["changes"]:

@@ -11,12 +11,12 @@ import click
 import yaml
 
 from edgelink.cli.layout import tell
-from edgelink.cli.options import Group, json_option
+from edgelink.cli.options import FILE, Group, json_option
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError
 
-_file = click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+_file = click.argument("file", required=False, type=FILE)
 
 
 @click.group("config", cls=Group)

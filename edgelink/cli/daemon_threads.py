@@ -15,8 +15,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from edgelink.daemon.lifecycle import ReloadRequested
-
 
 class DaemonThreads(ThreadPoolExecutor):
     """One thread a call, which the end of the program does not wait for. asyncio insists on the base class."""
@@ -46,6 +44,7 @@ def run_daemon(daemon: Coroutine[Any, Any, None]) -> None:
 
     The process stays, and with it its pid, what systemd knows of it, and its place before its children.
     """
+    from edgelink.daemon.lifecycle import ReloadRequested
 
     async def live() -> None:
         asyncio.get_running_loop().set_default_executor(DaemonThreads())

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +20,7 @@ from edgelink.cli.options import json_option
 from edgelink.cli.patience import call
 from edgelink.cli.ray_request import require_head
 from edgelink.config.paths import Paths
+from edgelink.process import procfs
 
 _PROBE_S = 1.0
 _MOST_PARENTS = 6  # sudo, shells, sshd
@@ -153,16 +153,9 @@ def _ssh_connection() -> tuple[str, str] | None:
 
 
 def _of_parents(pid: int) -> str | None:
-    for _ in range(_MOST_PARENTS):
-        try:
-            variables = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-            pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return None
-        for variable in variables:
-            name, _, value = variable.partition(b"=")
-            if name == b"SSH_CONNECTION":
-                return value.decode(errors="replace")
-        if pid <= 1:
-            return None
+    with suppress(ProcessLookupError):
+        for _ in range(_MOST_PARENTS):
+            if found := procfs.environment_of(pid).get("SSH_CONNECTION"):
+                return found
+            pid = procfs.read_stat(pid).parent
     return None

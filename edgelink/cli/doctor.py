@@ -23,7 +23,7 @@ from edgelink.cli.status import daemons_here
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
-from edgelink.doctor.check import Check, name_of
+from edgelink.doctor.check import Check, name_of, skipped
 from edgelink.doctor.exposure import from_outside
 from edgelink.doctor.inside import asked_ports, from_overlay, try_ports
 from edgelink.errors import ExitCode
@@ -86,16 +86,12 @@ def command(
     with waiting_for("checking this machine: some programs and other nodes are slow to answer"):
         surroundings = look_around(config_path)
         findings = examine(surroundings, [check for checks in topics.values() for check in checks])
-    by_topic = {
-        topic: {name_of(check): findings[name_of(check)] for check in checks} for topic, checks in topics.items()
-    }
+    by_topic = {topic: {name_of(each): findings[name_of(each)] for each in checks} for topic, checks in topics.items()}
     if is_outside:
-        by_topic.setdefault("exposure", {})[_OUTSIDE] = findings[_OUTSIDE] = _look_from_outside(surroundings, ports)
+        by_topic.setdefault("exposure", {})[_OUTSIDE] = _look_from_outside(surroundings, ports)
     if of_node is not None:
-        by_topic.setdefault("exposure", {})[_OVERLAY] = findings[_OVERLAY] = _look_over_overlay(
-            surroundings, of_node, ports
-        )
-    is_failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
+        by_topic.setdefault("exposure", {})[_OVERLAY] = _look_over_overlay(surroundings, of_node, ports)
+    is_failed = any(each.verdict is Verdict.FAILED for found in by_topic.values() for each in found.values())
     if as_json:
         rows = [
             {"check": name, "topic": topic, **asdict(finding)}
@@ -149,19 +145,13 @@ def _chosen(names: tuple[str, ...]) -> Mapping[str, tuple[Check, ...]]:
 
 def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Finding:
     if not any(daemon["role"] in ("head", "edge") for daemon in surroundings.daemons):
-        return Finding(Verdict.SKIPPED, "no head or edge runs here; a relay is there to be reached")
+        return skipped("no head or edge runs here; a relay is there to be reached")
     try:
-        found = call(
-            surroundings.paths.node_socket,
-            "POST",
-            "/knock",
-            {"ports": list(ports)},
-            timeout_s=_KNOCK_TIMEOUT_S,
-            what="waiting for a relay to knock at this machine",
-        )
+        what, body = "waiting for a relay to knock at this machine", {"ports": list(ports)}
+        found = call(surroundings.paths.node_socket, "POST", "/knock", body, timeout_s=_KNOCK_TIMEOUT_S, what=what)
     except DaemonError as error:
         if error.condition_reason == "NotKnocked":
-            return Finding(Verdict.SKIPPED, error.message, remedy=error.hint)
+            return skipped(error.message, error.hint)
         raise
     return from_outside(surroundings.config, found)
 

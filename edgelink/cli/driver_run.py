@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from edgelink.cli.driver_environment import EnvironmentWishes, driver_environmen
 from edgelink.cli.layout import say
 from edgelink.cli.main import edgelink
 from edgelink.cli.node_look import look_at_nodes
+from edgelink.cli.options import RunWishes
 from edgelink.cli.patience import call, waiting_for
-from edgelink.cli.preflight import PreflightWishes, check_before_launch, trainer_options
+from edgelink.cli.preflight import check_before_launch, trainer_options
 from edgelink.cli.ray_watch import RayWatch, ray_watched
 from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
@@ -32,7 +34,7 @@ from edgelink.cli.run_request import RunRequest, back_off, may_pass
 from edgelink.cli.started_programs import StartedPrograms
 from edgelink.cli.status import who
 from edgelink.cli.train import TRAINER
-from edgelink.cli.waiting import GangWishes, WaitingList
+from edgelink.cli.waiting import WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
@@ -50,7 +52,7 @@ from edgelink.training.grant_checks import check_grant, say_what_is_left
 from edgelink.training.launch_check import check_launch
 from edgelink.training.resources import Demand
 from edgelink.training.run_record import RunRecord, program_of
-from edgelink.training.supervision import Ended, Supervision, decide, relaunch_backoff
+from edgelink.training.supervision import Ended, decide, relaunch_backoff
 
 _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
 _NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
@@ -63,13 +65,10 @@ _OVERRIDE = re.compile(r"(\+{0,2}|~)cluster[.=]")  # Hydra's grammar
 def run_driver_here(
     paths: Paths,
     cluster: ReadCluster | None,
-    gang: GangWishes,
     argv: tuple[str, ...],
-    supervision: Supervision,
-    wishes: EnvironmentWishes,
-    preflight: PreflightWishes,
+    wishes: RunWishes,
 ) -> int:
-    """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
+    """Run ``argv`` with the head daemon of this machine, again as ``wishes`` say; the last exit status.
 
     Args:
         cluster: what :func:`read_cluster_file` gave.
@@ -82,59 +81,49 @@ def run_driver_here(
         PreflightError: the nodes cannot talk to each other, or a path is missing.
     """
     head = refuse_elsewhere(paths)
-    check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
-    detected = framework_of(wishes.framework, argv, present_directory())
+    caller = wishes.environment.over(os.environ)
+    check_collectives(caller, head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
+    detected = framework_of(wishes.environment.framework, argv, present_directory())
     if cluster is not None:
         detected = with_cluster_file(detected)
-    variables = _variables(paths, detected.framework, wishes)
+    variables = _variables(paths, detected.framework, wishes.environment)
     check_command(argv, present_directory(), verbs(), None if variables is None else _joined_path(variables))
     if (options := trainer_options(argv)) is not None and variables is not None:
         _check_trainer(options, variables)
     say(str(detected))
     if told := hides_failure(argv, present_directory()):
         say(f"warning: {told}")
-    if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
-        _check_code(wishes.over(os.environ))
+    if detected.framework.syncs_code and not is_auto(caller):
+        _check_code(caller)
     with run_directory() as directory:
-        return _Run(paths, cluster, gang, argv, supervision, directory, detected.framework, wishes, preflight).execute()
+        return _Run(paths, cluster, argv, directory, detected.framework, wishes).execute()
 
 
+@dataclass
 class _Run:
     """One run: its attempts, and the one open request that holds its lock."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        cluster: ReadCluster | None,
-        gang: GangWishes,
-        argv: tuple[str, ...],
-        supervision: Supervision,
-        directory: Path,
-        framework: Framework,
-        wishes: EnvironmentWishes,
-        preflight: PreflightWishes,
-    ) -> None:
-        self._paths = paths
-        self._section = None if cluster is None else cluster.section
-        self._rlinf = {} if cluster is None else dict(cluster.versions)
-        self._content = None if cluster is None else cluster.content
-        self._gang = gang
-        self._argv = argv
-        self._supervision = supervision
-        self._directory = directory
-        self._links = directory / "links.json"
-        self._framework = framework
-        self._wishes = wishes
-        self._preflight = preflight
+    paths: Paths
+    cluster: ReadCluster | None
+    argv: tuple[str, ...]
+    directory: Path
+    framework: Framework
+    wishes: RunWishes
+
+    def __post_init__(self) -> None:
+        self._section = None if self.cluster is None else self.cluster.section
+        self._rlinf = {} if self.cluster is None else dict(self.cluster.versions)
+        self._content = None if self.cluster is None else self.cluster.content
+        self._links = self.directory / "links.json"
         self._clock = SystemClock()
         self._looking = threading.Lock()
         self._attempts: list[Ended] = []
         self._request: RunRequest | None = None
         record = RunRecord(
             run_id=secrets.token_hex(8),
-            command=program_of(argv),
-            retries=supervision.retries,
-            on_node_loss=supervision.on_node_loss.value,
+            command=program_of(self.argv),
+            retries=self.wishes.supervision.retries,
+            on_node_loss=self.wishes.supervision.on_node_loss.value,
         )
         self._account = RunAccount(record, self._clock)
 
@@ -145,7 +134,7 @@ class _Run:
                 granted = self._claim()
                 with ray_watched(granted, say) as ray:
                     self._attempts.append(self._attempt(granted, ray))
-                decision = decide(self._supervision, self._attempts, backoff)
+                decision = decide(self.wishes.supervision, self._attempts, backoff)
                 ended = self._attempts[-1]
                 self._tell_if(self._account.end(ended.exit_status, decision.why, lost=ended.lost))
                 if decision.why:
@@ -163,8 +152,9 @@ class _Run:
     def _claim(self) -> dict[str, Any]:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
-        timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
-        body = {"cluster": self._section, "rlinf": self._rlinf, "nodes": self._gang.nodes, "timeout_s": timeout_s}
+        gang = self.wishes.gang
+        timeout_s = gang.timeout_s if is_first else max(gang.timeout_s, _NODES_BACK_S)
+        body = {"cluster": self._section, "rlinf": self._rlinf, "nodes": gang.nodes, "timeout_s": timeout_s}
         nodes_deadline_s = self._clock.monotonic_s() + timeout_s
         daemon_deadline_s: float | None = None  # None: it serves us, as far as is known
         backoff, said = back_off(), set[str]()
@@ -176,9 +166,9 @@ class _Run:
             waiting.show(event)
 
         while True:
-            request = RunRequest(self._paths.node_socket, body, lambda: self._account.record, self._clock, say)
+            request = RunRequest(self.paths.node_socket, body, lambda: self._account.record, self._clock, say)
             try:
-                with WaitingList(sys.stderr, as_json=self._gang.as_json) as waiting:
+                with WaitingList(sys.stderr, as_json=gang.as_json) as waiting:
                     granted = request.wait_until_granted(show)
             except EdgelinkError as error:
                 # Being upgraded or restarted, perhaps together with what ended the driver.
@@ -201,16 +191,16 @@ class _Run:
         """Run the driver once."""
         assert self._request is not None
         number = len(self._attempts) + 1
-        decided = driver_environment(granted, self._framework, self._wishes)
+        decided = driver_environment(granted, self.framework, self.wishes.environment)
         environment = decided.variables
         if number == 1:
-            check_grant(granted, self._framework, environment)
+            check_grant(granted, self.framework, environment)
             say_what_is_dropped(decided, say)
             say_what_is_left(granted, say)
-            if self._framework.syncs_code and is_auto(environment):
+            if self.framework.syncs_code and is_auto(environment):
                 _check_code(environment)
-        step = self._directory / f"step-{number}"
-        metrics = self._directory / f"metrics-{number}.jsonl"
+        step = self.directory / f"step-{number}"
+        metrics = self.directory / f"metrics-{number}.jsonl"
         environment |= {
             "EDGELINK_RUN_ID": self._account.record.run_id,
             "EDGELINK_ATTEMPT": str(number),
@@ -218,19 +208,19 @@ class _Run:
             "EDGELINK_METRICS_FILE": str(metrics),
         }
         if granted["placement"] is not None:
-            file = self._directory / "placement.json"
+            file = self.directory / "placement.json"
             write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
                 if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
                     say(Notice(**notice).line)
-        program = find_program(self._argv[0], _joined_path(environment))
+        program = find_program(self.argv[0], _joined_path(environment))
         # A run that goes on after a loss is not checked again.
-        compares, compared = number == 1 and not self._preflight.ignores_resources, tuple[Demand, ...]()
+        compares, compared = number == 1 and not self.wishes.preflight.ignores_resources, tuple[Demand, ...]()
         if number == 1:
             compared = check_launch(
-                self._framework,
-                self._argv,
+                self.framework,
+                self.argv,
                 program,
                 environment,
                 ray.nodes,
@@ -239,13 +229,13 @@ class _Run:
                 is_reported=compares and bool(environment.get(HOOK)),
             )
             # First whether the nodes can be asked at all.
-            socket = self._paths.node_socket
+            socket = self.paths.node_socket
             links = check_before_launch(
-                granted, environment, self._preflight, self._content, self._argv, socket, self._clock, say
+                granted, environment, self.wishes.preflight, self._content, self.argv, socket, self._clock, say
             )
             if links is not None:
                 write_atomic(self._links, json.dumps(links.to_dict()))
-            look_at_nodes(granted, self._section, self._framework, environment, say)
+            look_at_nodes(granted, self._section, self.framework, environment, say)
         if self._links.exists():  # an attempt that follows goes on with what was measured before the first
             environment["EDGELINK_LINKS"] = str(self._links)
         self._account.begin()
@@ -254,20 +244,20 @@ class _Run:
         started_s = self._clock.monotonic_s()
         tail = MetricsTail(metrics)
         look = partial(self._look, step, tail, ray)
-        self._request.follow(granted["nodes"], self._supervision, control, look)
-        node_socket = self._paths.node_socket
+        self._request.follow(granted["nodes"], self.wishes.supervision, control, look)
+        node_socket = self.paths.node_socket
         started = StartedPrograms(environment, ray.nodes, compared, self._section, node_socket, control)
-        reports = started.heard_at(self._directory / "started.sock") if compares else nullcontext(dict[str, str]())
+        reports = started.heard_at(self.directory / "started.sock") if compares else nullcontext(dict[str, str]())
         with reports as reporting:
             status = run_driver(
-                [program, *self._argv[1:]], {**environment, **reporting}, present_directory(), control=control
+                [program, *self.argv[1:]], {**environment, **reporting}, present_directory(), control=control
             )
         look()
         if started.refusal is not None:
             self._tell_if(self._account.end(status, started.refusal.message))
             raise started.refusal
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
-        if self._supervision.is_any and status != 0 and not control.ended_by_user:
+        if self.wishes.supervision.is_any and status != 0 and not control.ended_by_user:
             self._wait_for_facts()
         watch = self._request.nodes
         return Ended(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgelink.cli.layout import told_as_json
 from edgelink.cli.options import framework_options, json_option
 from edgelink.cli.patience import call
 from edgelink.config.paths import Paths
@@ -48,8 +49,7 @@ def command(
     if argv or framework or given:
         raise click.UsageError("CMD, --framework and --env go with --show")
     variables = _ros_environment() if ros else command_environment()
-    if as_json:
-        click.echo(json.dumps(variables, indent=2))
+    if told_as_json(variables, as_json=as_json):
         return
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")

@@ -42,17 +42,7 @@ def command(
     if argv:
         from edgelink.cli.head_for_command import run_head_for_command
 
-        return run_head_for_command(
-            wishes.cluster_file,
-            wishes.gang,
-            argv,
-            wishes.supervision,
-            wishes.environment,
-            wishes.preflight,
-            config_path=config_path,
-            token_file=token_file,
-            hostname=hostname,
-        )
+        return run_head_for_command(argv, wishes, config_path=config_path, token_file=token_file, hostname=hostname)
     for flag, value in (("--cluster FILE", wishes.cluster_file), ("--nodes NAMES", wishes.gang.nodes)):
         if value:
             raise click.UsageError(f"{flag.split()[0]} goes with a command: edgelink head {flag} -- CMD…")

@@ -15,15 +15,13 @@ from typing import NoReturn
 
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
-from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here, verbs
 from edgelink.cli.layout import say
+from edgelink.cli.options import RunWishes
 from edgelink.cli.patience import waiting_for
-from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.run_directory import present_directory
 from edgelink.cli.status import who
 from edgelink.cli.step_down import require_root_may_drive
-from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, NoRayError, UsageError
@@ -31,7 +29,6 @@ from edgelink.files import private_directory
 from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
 from edgelink.training.command_check import check_command
 from edgelink.training.driver import END_WITH_US, is_nohup
-from edgelink.training.supervision import Supervision
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
@@ -40,12 +37,8 @@ _PATHS = {"EDGELINK_CONFIG", "EDGELINK_TOKEN_FILE", "EDGELINK_STATE_DIR", "EDGEL
 
 
 def run_head_for_command(
-    cluster_file: Path | None,
-    gang: GangWishes,
     argv: tuple[str, ...],
-    supervision: Supervision,
-    wishes: EnvironmentWishes,
-    preflight: PreflightWishes,
+    wishes: RunWishes,
     *,
     config_path: Path | None,
     token_file: str | None,
@@ -65,7 +58,7 @@ def run_head_for_command(
         )
     require_root_may_drive(config)
     check_command(argv, present_directory(), verbs())
-    cluster = read_cluster_file(cluster_file, argv, config.ray.python)
+    cluster = read_cluster_file(wishes.cluster_file, argv, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"
@@ -97,7 +90,7 @@ def run_head_for_command(
             try:
                 # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
                 call(paths.node_socket, "POST", "/want-ray")
-                return run_driver_here(paths, cluster, gang, argv, supervision, wishes, preflight)
+                return run_driver_here(paths, cluster, argv, wishes)
             except DaemonNotRunningError as error:
                 # It answers before it knows whether it can do its work.
                 _raise_if_ended(daemon, said, error)

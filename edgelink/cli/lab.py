@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgelink.cli.layout import UNLIMITED, columns, table, tell, wrapped
-from edgelink.cli.options import F, Group, json_option
+from edgelink.cli.layout import UNLIMITED, columns, table, tell, told_as_json, wrapped
+from edgelink.cli.options import FILE, Group, json_option, options
 
 _DEFAULT_NAME = "lab"
 _name_option = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="which lab; several can exist")
@@ -22,15 +21,16 @@ _accelerators_option = click.option(
 )
 
 
-def _wan_options(function: F) -> F:
-    for name, metavar, text in (
-        ("rate", "RATE", "of the way to the internet, in each direction: 20mbit, or none for as fast as it can"),
-        ("loss", "PERCENT", "of the packets, in each direction: 1%"),
-        ("jitter", "TIME", "by which the round trip varies, up and down: 10ms"),
-        ("rtt", "TIME", "that the way to the internet adds to the round trip: 80ms"),
-    ):
-        function = click.option(f"--{name}", metavar=metavar, help=text)(function)
-    return function
+_wan_options = options(
+    click.option("--rtt", metavar="TIME", help="that the way to the internet adds to the round trip: 80ms"),
+    click.option("--jitter", metavar="TIME", help="by which the round trip varies, up and down: 10ms"),
+    click.option("--loss", metavar="PERCENT", help="of the packets, in each direction: 1%"),
+    click.option(
+        "--rate",
+        metavar="RATE",
+        help="of the way to the internet, in each direction: 20mbit, or none for as fast as it can",
+    ),
+)
 
 
 @click.group("lab", cls=Group)
@@ -66,13 +66,13 @@ def up(
     --rtt, --jitter, --loss and --rate make the way of every edge to the internet like a WAN; `edgelink lab set` later.
     """
     kinds = dict(entry.partition("=")[::2] for entry in nat)
-    options: dict[str, Any] = {"accelerators": accelerators, "direct": direct, "nat": kinds, "wan_conditions": wan}
+    asked: dict[str, Any] = {"accelerators": accelerators, "direct": direct, "nat": kinds, "wan_conditions": wan}
     road = _road(name)
     if no_daemons:
-        road.lab.up(edges, **options)
+        road.lab.up(edges, **asked)
     else:
         _require_easytier()
-        road.bring_up(edges, **options)
+        road.bring_up(edges, **asked)
     click.echo(f"lab {name} is up:  {next_command(name, has_daemons=not no_daemons)}", err=True)
 
 
@@ -87,7 +87,7 @@ def next_command(name: str, *, has_daemons: bool) -> str:
 @_name_option
 @_edges_option
 @_accelerators_option
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="write what happened as JSON")
+@click.option("--report", type=FILE, help="write what happened as JSON")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--keep", is_flag=True, help="leave the lab up afterwards")
 def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed: int, keep: bool) -> int:
@@ -164,8 +164,7 @@ def status(*, name: str, as_json: bool) -> None:
     """Show the lab's nodes, their addresses and daemons."""
     road = _road(name)
     rows = [_row(road, row) for row in road.lab.status()]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
+    if told_as_json(rows, as_json=as_json):
         return
     cells = [["NODE", "DAEMON", "OVERLAY IP", "ADDRESSES, LINK"]]
     for row in rows:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -57,6 +58,13 @@ def tell(line: str, *, err: bool = False) -> None:
     """Write a sentence of a command's answer, no wider than the terminal. A path or a command's word stays whole."""
     width = columns(sys.stderr if err else sys.stdout)
     click.echo("\n".join(wrapped("", line, width, breaks_words=False)), err=err)
+
+
+def told_as_json(answer: Any, *, as_json: bool) -> bool:
+    """Write a command's whole answer as JSON where that was asked for. Return whether it was."""
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    return as_json
 
 
 def say(line: str) -> None:

@@ -19,14 +19,15 @@ import click
 from edgelink.api.client import DaemonNotRunningError, EventStream
 from edgelink.api.find_node import find
 from edgelink.cli.node_argument import NodeName, known_nodes
-from edgelink.cli.options import Ago, config_option
+from edgelink.cli.options import AGO, config_option
 from edgelink.cli.patience import call, saying
 from edgelink.cli.ray_request import require_head
-from edgelink.cli.status import running_daemons
+from edgelink.cli.status import daemons_here
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
-from edgelink.process.output import Follower, read_end
+from edgelink.process.output import read_end
+from edgelink.ray_cluster.interpreter import identity_arguments, user_of
 from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.temp_dir import ray_log_directory, sessions_in
 from edgelink.service import units as service_units
@@ -43,7 +44,7 @@ _OWN_FIELDS = ("timestamp", "level", "event", "component")
 
 @click.command("logs")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="go on until Ctrl-C")
-@click.option("--since", "since_s", type=Ago(), help="of the daemon: not older than this, such as 1h")
+@click.option("--since", "since_s", type=AGO, help="of the daemon: not older than this, such as 1h")
 @click.option("-n", "--lines", "count", type=click.IntRange(min=0), default=200, show_default=True, help="at most")
 @click.option("--easytier", "is_easytiers", is_flag=True, help="what EasyTier on this machine says")
 @click.option(
@@ -79,7 +80,7 @@ def command(
     if of_files and (since_s is not None or as_json):
         raise UsageError("--since and --json are for the daemon's log: these files are not EdgeLink's own")
     paths = Paths.from_environment()
-    _require_readable(paths)
+    require_readable(paths)
     hide_secrets(paths)
     try:
         if is_easytiers:
@@ -102,7 +103,7 @@ def command(
     return ExitCode.OK
 
 
-def _require_readable(paths: Paths) -> None:
+def require_readable(paths: Paths) -> None:
     if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
         raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
 
@@ -123,7 +124,7 @@ def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_followi
     silent_units = _installed_units() if has_journal else []
     daemons: list[dict[str, Any]] = []
     try:
-        daemons = running_daemons(paths)
+        daemons, _ = daemons_here(paths)
     except DaemonNotRunningError:
         written = [] if is_following or silent_units else _written(paths, since_s)
         if not silent_units and not written:
@@ -300,8 +301,7 @@ def _told(text: str) -> str:
 
 def _show_files(files: dict[str, Path], owner_uid: int | None, count: int, *, is_following: bool) -> None:
     """The end of each, under its name where there are several. Raises EdgelinkError: none is there."""
-    clock = SystemClock()
-    followers = {name: Follower(path, owner_uid=owner_uid) for name, path in files.items()}
+    begins = {name: path.stat().st_size if path.is_file() else 0 for name, path in files.items()}
     texts = {name: read_end(path, owner_uid=owner_uid, max_bytes=_MAX_BYTES) for name, path in files.items()}
     _show_texts({name: text.decode(errors="replace") for name, text in texts.items() if text}, count)
     if not any(texts.values()) and not is_following:
@@ -311,11 +311,27 @@ def _show_files(files: dict[str, Path], owner_uid: int | None, count: int, *, is
             hint="it has not been started yet, or it is not this node that runs it",
             reason="NoLog",
         )
-    while is_following:
-        clock.block(_LOOK_S)
-        for name, follower in followers.items():
-            for line in follower.new_lines():
-                click.echo(_told(line if len(files) == 1 else f"{name}: {line}"))
+    if is_following:
+        labels = {name: f"{name}: " if len(files) > 1 else "" for name in files}
+        for line in _as_they_come([_tail(files[each], begins[each], owner_uid, labels[each]) for each in files]):
+            click.echo(_told(line))
+
+
+def _tail(path: Path, begin: int, owner_uid: int | None, label: str = "") -> Iterator[str]:
+    """Yield the lines that a file gets behind the byte ``begin``, also when it is cut, replaced, or yet to come.
+
+    tail(1) runs as the file's owner, who could put a link to anything there. It ends with us.
+    """
+    argv = ["tail", f"--pid={os.getpid()}", f"--bytes=+{begin + 1}", "--follow=name", "--retry", "--", str(path)]
+    owner = {} if owner_uid is None else identity_arguments(user_of(owner_uid))
+    quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **owner}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace", **quiet) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                yield label + line.rstrip("\n")
+        finally:
+            child.terminate()
 
 
 def _show_texts(texts: dict[str, str], count: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from edgelink.api.client import call, call_here
 from edgelink.api.json_version import VERSION
 from edgelink.cli import members
 from edgelink.cli.condition_lines import MARKS, coloured
-from edgelink.cli.layout import columns, table, wrapped
+from edgelink.cli.layout import columns, table, told_as_json, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.status import way_in_words
@@ -55,9 +54,7 @@ def command(*, as_json: bool, is_watching: bool) -> int:
         return watch(look, draw=draw, facts=told, as_json=as_json)
     with waiting_for(DAEMON):
         found = look()
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
+    if not told_as_json(found, as_json=as_json):
         click.echo("\n".join(draw(found, columns())))
     return exit_status(found["nodes"]) if is_head else members.exit_status(found["members"])
 

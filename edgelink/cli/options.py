@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgelink.training.supervision import Supervision
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _WHOLE = 1000  # characters, more than any first sentence has; click would cut it
 _MOST_NAMED = 12
@@ -48,75 +49,101 @@ class Group(click.Group):
             formatter.write_dl([(name, one.get_short_help_str(_WHOLE)) for name, one in listed])
 
 
-class Duration(click.ParamType[float]):
-    """``90``, ``90s``, ``5m``, ``1h``, ``2d``; the value is seconds."""
+class Parsed(click.ParamType[T]):
+    """A value that ``parse`` makes of the text. It raises ValueError, which says what is wrong."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):  # it is one already
+            return cast(T, value)
         try:
-            return parse_duration_s(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Ago(Duration):
+def _ago(text: str) -> float:
     """How far back; further than any log goes is the beginning, also where no calendar goes back that far."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return min(super().convert(value, param, ctx), _LONGEST_AGO_S)
+    return min(parse_duration_s(text), _LONGEST_AGO_S)
 
 
-class KeyValue(click.ParamType[tuple[str, str]]):
-    """``key=value``."""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        key, separator, text = value.partition("=")
-        if not separator or not key:
-            self.fail(f"{value!r} is not key=value", param, ctx)
-        return key, text
+def _key_value(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ValueError(f"{text!r} is not key=value")
+    return key, value
 
 
-class Variable(click.ParamType[tuple[str, str | None]]):
-    """``K=V``, or ``K`` for the caller's own value, which is None here."""
-
-    name = "K=V"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = value.partition("=")
-        if not name:
-            self.fail(f"{value!r} is neither K=V nor K", param, ctx)
-        return name, text if equals else None
+def _variable(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise ValueError(f"{text!r} is neither K=V nor K")
+    return name, value if equals else None
 
 
-def config_option(function: F) -> F:
-    return click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="configuration file  [default: EDGELINK_CONFIG, then /etc/edgelink/edgelink.yaml]",
-    )(function)
+def _required_path(text: str) -> tuple[str | None, str]:
+    name, colon, path = text.partition(":/")
+    if text.startswith("/"):
+        return None, text
+    if not colon or not name:
+        raise ValueError(f"{text!r} is neither an absolute path nor NAME:/PATH")
+    return name, f"/{path}"
 
 
-def timeout_option(how_long: str) -> Callable[[F], F]:
-    """Give a verb ``--timeout``, two minutes by default. ``how_long`` says for what it is, as help."""
-    return click.option("--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help=how_long)
+def _selectors(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found) or any(part.startswith("=") for part in found):
+        raise ValueError(f"{text!r} is no list of node names and key=value, with commas between them")
+    return found
 
 
-def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="machine-readable output")(function)
+FILE = click.Path(path_type=Path, dir_okay=False)
+DURATION = Parsed("duration", parse_duration_s)  # ``90``, ``90s``, ``5m``, ``1h``, ``2d``, in seconds
+AGO = Parsed("duration", _ago)
+KEY_VALUE = Parsed("key=value", _key_value)
+VARIABLE = Parsed("K=V", _variable)  # ``K=V``, or ``K`` for the caller's own value, which is None here
+# ``/path``, or ``NAME:/path`` for the nodes of one component or node group; the name is None for all nodes.
+REQUIRED_PATH = Parsed("path", _required_path)
+SELECTORS = Parsed("names or labels", _selectors)  # ``edge-1,edge-3`` or ``site=lab-a``
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=FILE,
+    help="configuration file  [default: EDGELINK_CONFIG, then /etc/edgelink/edgelink.yaml]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="machine-readable output")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="show the log, with every step")
+token_file_option = click.option(
+    "--token-file", envvar="EDGELINK_TOKEN_FILE", metavar="FILE", help="read the token from FILE; - is stdin"
+)
+hostname_option = click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")
+no_ray_option = click.option(
+    "--no-ray", is_flag=True, help="have no Ray on this machine, as with `ray: off` in the configuration"
+)
+labels_option = click.option(
+    "--label", "labels", type=KEY_VALUE, multiple=True, help="key=value to enrol with; may be repeated"
+)
+hold_option = click.option(
+    "--hold", "hold_s", type=DURATION, default="60s", show_default=True, help="patience with moving robots"
+)
 
 
-def verbose_option(function: F) -> F:
-    return click.option("-v", "--verbose", is_flag=True, help="show the log, with every step")(function)
+def timeout_option(how_long: str | None, default: str = "2m") -> Callable[[F], F]:
+    """Give a verb ``--timeout``. ``how_long`` says for what it is, as help."""
+    return click.option("--timeout", "timeout_s", type=DURATION, default=default, show_default=True, help=how_long)
+
+
+def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator for several options. ``--help`` lists them in this order."""
+
+    def add(function: F) -> F:
+        return reduce(lambda done, option: option(done), reversed(each), function)
+
+    return add
 
 
 def read_token(argument: str | None, file: str | None, *, required: bool = True) -> str | None:
@@ -174,161 +201,72 @@ def text_of(content: bytes, source: str) -> str:
         raise click.UsageError(f"{source}: is no text: byte {error.start} is not UTF-8") from error
 
 
-def token_file_option(function: F) -> F:
-    return click.option(
-        "--token-file", envvar="EDGELINK_TOKEN_FILE", metavar="FILE", help="read the token from FILE; - is stdin"
-    )(function)
-
-
-def hostname_option(function: F) -> F:
-    return click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")(
-        function
-    )
-
-
-def no_ray_option(function: F) -> F:
-    return click.option(
-        "--no-ray", is_flag=True, help="have no Ray on this machine, as with `ray: off` in the configuration"
-    )(function)
-
-
-def labels_option(function: F) -> F:
-    return click.option(
-        "--label", "labels", type=KeyValue(), multiple=True, help="key=value to enrol with; may be repeated"
-    )(function)
-
-
-def cluster_option(function: F) -> F:
-    return click.option(
+framework_options = options(
+    click.option(
+        "--framework",
+        type=click.Choice(["rlinf", "openrlhf", "verl", "plain"]),
+        help="what CMD is, for its environment  [default: seen from CMD where that is sure, else plain]",
+    ),
+    click.option(
+        "--env",
+        "given",
+        type=VARIABLE,
+        multiple=True,
+        help="variable for CMD; K alone: the caller's own value; may be repeated",
+    ),
+)
+_options_of_a_run = options(
+    click.option(
         "--cluster",
         "cluster_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="RLinf configuration with a `cluster:` section, or just the section, that CMD is for",
-    )(function)
-
-
-class RequiredPath(click.ParamType[tuple[str | None, str]]):
-    """``/path``, or ``NAME:/path`` for the nodes of one component or node group; the name is None for all nodes."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, str]:
-        if isinstance(value, tuple):
-            return value
-        name, colon, path = value.partition(":/")
-        if value.startswith("/"):
-            return None, value
-        if not colon or not name:
-            self.fail(f"{value!r} is neither an absolute path nor NAME:/PATH", param, ctx)
-        return name, f"/{path}"
-
-
-class Selectors(click.ParamType[tuple[str, ...]]):
-    """``edge-1,edge-3`` or ``site=lab-a``."""
-
-    name = "names or labels"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        found = tuple(part.strip() for part in value.split(","))
-        if not all(found) or any(part.startswith("=") for part in found):
-            self.fail(f"{value!r} is no list of node names and key=value, with commas between them", param, ctx)
-        return found
-
-
-def gang_options(function: F) -> F:
-    """``--nodes``, ``--timeout`` and ``--json``, of the wait for the nodes."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="tell of the wait in JSON lines, on stderr"),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Duration(),
-            default="10m",
-            show_default=True,
-            help="how long to wait for the nodes before CMD",
-        ),
-        click.option(
-            "--nodes",
-            type=Selectors(),
-            default=(),
-            metavar="NAME|KEY=VALUE,…",
-            help="who takes part beside the head, by name or label, for the length of the run  [default: all]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def supervision_options(function: F) -> F:
-    """``--retries`` and ``--on-node-loss``."""
-    for option in (
-        click.option(
-            "--on-node-loss",
-            type=click.Choice(["wait", "relaunch", "stop"]),
-            default="wait",
-            show_default=True,
-            help="when Ray on a node died under CMD: leave CMD alone, run it again, or end it with status 69",
-        ),
-        click.option(
-            "--retries",
-            type=click.IntRange(min=0),
-            help="how often CMD is run again after it failed or a node was lost  "
-            "[default: 0; 3 with --on-node-loss relaunch]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def framework_options(function: F) -> F:
-    """``--framework`` and ``--env``."""
-    for option in (
-        click.option(
-            "--env",
-            "given",
-            type=Variable(),
-            multiple=True,
-            help="variable for CMD; K alone: the caller's own value; may be repeated",
-        ),
-        click.option(
-            "--framework",
-            type=click.Choice(["rlinf", "openrlhf", "verl", "plain"]),
-            help="what CMD is, for its environment  [default: seen from CMD where that is sure, else plain]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def preflight_options(function: F) -> F:
-    """Add the options that say what `run` checks before it starts CMD."""
-    for option in (
-        click.option(
-            "--no-resource-check",
-            "ignores_resources",
-            is_flag=True,
-            help="start CMD although its options ask for more than the cluster has",
-        ),
-        click.option(
-            "--require-path",
-            "required_paths",
-            type=RequiredPath(),
-            multiple=True,
-            metavar="[NAME:]/PATH",
-            help="what has to be there before CMD: on every node, or on those of the component or node group NAME; "
-            "may be repeated",
-        ),
-        click.option(
-            "--no-preflight",
-            "skips_preflight",
-            is_flag=True,
-            help="do not try first whether the nodes can talk over the overlay",
-        ),
-    ):
-        function = option(function)
-    return function
+    ),
+    click.option(
+        "--nodes",
+        type=SELECTORS,
+        default=(),
+        metavar="NAME|KEY=VALUE,…",
+        help="who takes part beside the head, by name or label, for the length of the run  [default: all]",
+    ),
+    timeout_option("how long to wait for the nodes before CMD", "10m"),
+    click.option("--json", "as_json", is_flag=True, help="tell of the wait in JSON lines, on stderr"),
+    framework_options,
+    click.option(
+        "--no-preflight",
+        "skips_preflight",
+        is_flag=True,
+        help="do not try first whether the nodes can talk over the overlay",
+    ),
+    click.option(
+        "--require-path",
+        "required_paths",
+        type=REQUIRED_PATH,
+        multiple=True,
+        metavar="[NAME:]/PATH",
+        help="what has to be there before CMD: on every node, or on those of the component or node group NAME; "
+        "may be repeated",
+    ),
+    click.option(
+        "--no-resource-check",
+        "ignores_resources",
+        is_flag=True,
+        help="start CMD although its options ask for more than the cluster has",
+    ),
+    click.option(
+        "--retries",
+        type=click.IntRange(min=0),
+        help="how often CMD is run again after it failed or a node was lost  "
+        "[default: 0; 3 with --on-node-loss relaunch]",
+    ),
+    click.option(
+        "--on-node-loss",
+        type=click.Choice(["wait", "relaunch", "stop"]),
+        default="wait",
+        show_default=True,
+        help="when Ray on a node died under CMD: leave CMD alone, run it again, or end it with status 69",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -375,7 +313,4 @@ def run_options(function: F) -> F:
         )
         return function(wishes=wishes, **others)
 
-    command = cast(F, with_wishes)
-    for option in (supervision_options, preflight_options, framework_options, gang_options, cluster_option):
-        command = option(command)
-    return command
+    return _options_of_a_run(cast(F, with_wishes))

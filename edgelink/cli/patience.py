@@ -30,25 +30,17 @@ def waiting_for(what: str, *, expected_s: float = EXPECTED_S) -> Iterator[None]:
 
 
 def call(
-    socket_path: Path,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    *,
-    timeout_s: float = 30.0,
-    what: str = DAEMON,
+    socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None, *, what: str = DAEMON, **how: float
 ) -> Any:
     """Ask a daemon as :func:`edgelink.api.client.call` does, and say ``what`` if it takes long."""
     with waiting_for(what):
-        return client.call(socket_path, method, path, body, timeout_s=timeout_s)
+        return client.call(socket_path, method, path, body, **how)
 
 
-def call_here(
-    method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30.0, what: str = DAEMON
-) -> Any:
+def call_here(method: str, path: str, body: dict[str, Any] | None = None, *, what: str = DAEMON, **how: float) -> Any:
     """Ask a daemon as :func:`edgelink.api.client.call_here` does, and say ``what`` if it takes long."""
     with waiting_for(what):
-        return client.call_here(method, path, body, timeout_s=timeout_s)
+        return client.call_here(method, path, body, **how)
 
 
 def saying(what: str, ask: Callable[[], Iterator[T]]) -> Iterator[T]:

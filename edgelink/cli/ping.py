@@ -12,7 +12,7 @@ from edgelink.api.client import DaemonNotRunningError, call_here
 from edgelink.api.json_version import VERSION
 from edgelink.cli.layout import columns, say, wrapped
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import DURATION, json_option, timeout_option
 from edgelink.cli.status import way_in_words
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode
@@ -26,10 +26,8 @@ _ANSWER_S = 15.0  # EasyTier may be slow to say on what way
 @click.option(
     "-c", "--count", type=click.IntRange(min=0), default=5, show_default=True, help="pings to send; 0: until Ctrl-C"
 )
-@click.option("--interval", "interval_s", type=Duration(), default="1s", show_default=True, help="between two pings")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="2s", show_default=True, help="for one answer, 10s at most"
-)
+@click.option("--interval", "interval_s", type=DURATION, default="1s", show_default=True, help="between two pings")
+@timeout_option("for one answer, 10s at most", "2s")
 @click.option("--full", "is_full", is_flag=True, help="packets as large as the overlay carries")
 @json_option
 def command(*, node: str, count: int, interval_s: float, timeout_s: float, is_full: bool, as_json: bool) -> int:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgelink.cli.compose import ReadCluster, read_cluster
-from edgelink.cli.layout import say, tell
+from edgelink.cli.layout import UNLIMITED, say, table, tell
 from edgelink.cli.link_budget_options import link_budget_options
-from edgelink.cli.options import json_option
+from edgelink.cli.options import FILE, json_option
 from edgelink.cli.rlinf_program import OWN_PLACEMENT, own_placement
 from edgelink.errors import ExitCode, PlacementError, UsageError
 from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
@@ -32,18 +32,16 @@ from edgelink.placement.explain import (
 if TYPE_CHECKING:
     from edgelink.cli.link_budget import Budget, BudgetWishes
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
 
 @click.command("plan")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.argument("overrides", nargs=-1)
-@click.option("--nodes", "nodes_file", type=_FILE, help="nodes to resolve against (JSON)")
+@click.option("--nodes", "nodes_file", type=FILE, help="nodes to resolve against (JSON)")
 @click.option("--live", is_flag=True, help="resolve against the nodes that are alive in Ray now (on the head)")
 @click.option("--explain", "component", help="say why the processes of this component are where they are")
 @click.option("--show-env", is_flag=True, help="show each variable of a process and where it comes from")
 @click.option("--no-isolate", is_flag=True, help="as launch(isolate_gpu=False): processes see all devices of a node")
-@click.option("--python", type=_FILE, help="interpreter that has hydra, for a file with a defaults list")
+@click.option("--python", type=FILE, help="interpreter that has hydra, for a file with a defaults list")
 @link_budget_options
 @json_option
 def command(
@@ -199,9 +197,7 @@ def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: boo
 
 
 def _table(rows: Sequence[Row]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for index, row in enumerate(rows):
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    for index, line in enumerate(table(rows, UNLIMITED, ())):
         click.secho(line, bold=index == 0)
 
 

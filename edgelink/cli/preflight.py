@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +16,7 @@ from typing import Any
 
 from edgelink.api.client import call
 from edgelink.cli.as_ray import as_ray
+from edgelink.cli.daemon_threads import DaemonThreads
 from edgelink.cli.patience import waiting_for
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
@@ -180,15 +183,15 @@ def exchange(
     files = resources.files("edgelink.ray_cluster")
     program = b"".join(files.joinpath(name).read_bytes() for name in ("link_meter.py", "exchange.py"))
     started = as_ray(granted, "-c", _LOADER)
+    errors = os.fdopen(os.memfd_create("errors"), "rb")
     try:
         process: subprocess.Popen[bytes] = subprocess.Popen(
-            **started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            **started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
     except OSError as error:
         python = started["env"]["EDGELINK_RAY_PYTHON"]
         raise PreflightError(f"cannot run {python}: {error.strerror}", hint="check ray.python") from error
-    seen, errors = Seen(), _Errors(process)
-    listener = _Listener(daemon)
+    seen, heard = Seen(), list[Future[Any]]()
     timer = threading.Timer(_LIMIT_S, process.kill)
     timer.start()
     try:
@@ -207,57 +210,20 @@ def exchange(
                     say(f"measures {pairs}")
                 if event["event"] == "waiting":
                     say(f"preflight: waits for a worker of Ray on {', '.join(event['nodes'])}")
-                    listener.start([question.nodes[name] for name in event["nodes"]])
+                    # Whom the head's daemon hears meanwhile tells the direction of a block.
+                    wanted = {"wanted": [question.nodes[name] for name in event["nodes"]]}
+                    heard = [DaemonThreads().submit(call, daemon, "GET", "/heard", wanted, timeout_s=_HEARD_S)]
     finally:
         timer.cancel()
         process.kill()
         process.wait()
+        errors.seek(0)
+        complaints = errors.read().decode(errors="replace").strip().splitlines()
+        errors.close()
     if seen.silent:
-        seen.heard = listener.heard()
+        with suppress(EdgelinkError):
+            seen.heard = next((frozenset(each.result()["heard"]) for each in heard), None)
     elif not (seen.is_done or seen.links):
-        why = errors.last_line() or f"no answer within {_LIMIT_S:g} s"
+        why = complaints[-1].strip()[:300] if complaints else f"no answer within {_LIMIT_S:g} s"
         raise failed([Finding(f"the preflight ended early: {why}", "look at Ray on this machine")])
     return seen
-
-
-class _Errors:
-    """Reads stderr to its end, so that nobody waits for us to do so."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._lines: list[str] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def last_line(self) -> str:
-        self._thread.join(2)
-        return self._lines[-1] if self._lines else ""
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if text := line.decode(errors="replace").strip():
-                self._lines = [text[:300]]
-
-
-class _Listener:
-    """Has the head's daemon listen for echoes, beside the exchange: whom it hears tells the direction of a block."""
-
-    def __init__(self, daemon: Path) -> None:
-        self._daemon = daemon
-        self._thread: threading.Thread | None = None
-        self._heard: frozenset[str] | None = None
-
-    def start(self, wanted: Sequence[str]) -> None:
-        self._thread = threading.Thread(target=self._listen, args=(wanted,), daemon=True)
-        self._thread.start()
-
-    def heard(self) -> frozenset[str] | None:
-        if self._thread is not None:
-            self._thread.join()
-        return self._heard
-
-    def _listen(self, wanted: Sequence[str]) -> None:
-        with suppress(EdgelinkError):
-            answer = call(self._daemon, "GET", "/heard", {"wanted": list(wanted)}, timeout_s=_HEARD_S)
-            self._heard = frozenset(answer["heard"])

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import columns, table, tell
+from edgelink.cli.layout import columns, table, tell, told_as_json
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, Group, KeyValue, json_option, text_of
+from edgelink.cli.options import DURATION, KEY_VALUE, Group, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
@@ -33,8 +33,7 @@ def list_(*, as_json: bool) -> None:
     Below them: what rests of nodes that were released.
     """
     answer = ask_registry("GET", "/leases")
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     rows = [
         [
@@ -67,8 +66,7 @@ def show(*, node: str, as_json: bool) -> None:
     NODE is a hostname or node id.
     """
     known = ask_registry("GET", lease_path(node))
-    if as_json:
-        click.echo(json.dumps(known, indent=2))
+    if told_as_json(known, as_json=as_json):
         return
     lease = known["lease"]
     if lease is None:
@@ -97,7 +95,7 @@ def show(*, node: str, as_json: bool) -> None:
 @click.option("--hostname", help="its new hostname")
 @click.option("--ip", help="its new overlay IP")
 @click.option("--rank", type=click.IntRange(min=0), help="its new preferred node rank")
-@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@click.option("--label", "labels", type=KEY_VALUE, multiple=True, help="key=value; may be repeated")
 @click.option("--unlabel", multiple=True, metavar="KEY", help="take a label away; may be repeated")
 @click.option("--force", is_flag=True, help="also while a run may use NODE")
 @json_option
@@ -111,8 +109,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
     answer = ask_registry("PATCH", lease_path(node), {**asked, "labels": dict(labels)})
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     lease = answer["lease"]
     rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
@@ -131,8 +128,7 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     once, also those of a node that was released before. NODE itself gets them back when it joins again.
     """
     freed = ask_registry("DELETE", lease_path(node), {"now": now})
-    if as_json:
-        click.echo(json.dumps(freed, indent=2))
+    if told_as_json(freed, as_json=as_json):
         return
     until = f"rests until {freed['rests_until']}" if freed["rests_until"] else "is free"
     what = freed["overlay_ip"] or "what it held"
@@ -186,9 +182,7 @@ def export(*, output: Path) -> None:
 
 @command.command("import")
 @click.argument("file", type=click.File("rb"))
-@click.option(
-    "--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="how long the tokens may be used"
-)
+@click.option("--ttl", "ttl_s", type=DURATION, default="24h", show_default=True, help="how long the tokens may be used")
 @click.option("--dry-run", is_flag=True, help="only look whether all of it can be")
 @json_option
 def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:
@@ -200,8 +194,7 @@ def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> No
     """
     body = {"file": text_of(file.read(), "FILE"), "ttl_s": ttl_s, "dry_run": dry_run}
     answer = ask_registry("POST", "/registry", body, timeout_s=600.0)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     states = {"token": "can join", "held": "holds that lease already", "relay": "a relay: use `edgelink relay --join`"}
     for machine in answer["machines"]:

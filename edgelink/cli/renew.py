@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.layout import told_as_json
+from edgelink.cli.options import json_option, timeout_option
 
 
 @click.command("renew")
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="30s", show_default=True, help="how long to wait for the relay"
-)
+@timeout_option("how long to wait for the relay", "30s")
 @json_option
 def command(*, timeout_s: float, as_json: bool) -> None:
     """Give this node a new password at the relay's broker; the former one opens nothing any more.
@@ -24,7 +21,5 @@ def command(*, timeout_s: float, as_json: bool) -> None:
 
     what = f"waiting for the relay to renew this node's password (at most {timeout_s:g} s)"
     renewed = call_here("POST", "/renew", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10, what=what)
-    if as_json:
-        click.echo(json.dumps(renewed, indent=2))
-    else:
+    if not told_as_json(renewed, as_json=as_json):
         click.echo(f"{renewed['hostname']} has a new password at the broker ({renewed['broker']})")

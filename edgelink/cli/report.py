@@ -20,8 +20,8 @@ from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream
 from edgelink.api.json_version import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns, say
-from edgelink.cli.logs import ray_temp
-from edgelink.cli.options import Ago, config_option, json_option
+from edgelink.cli.logs import ray_temp, require_readable
+from edgelink.cli.options import AGO, FILE, config_option, json_option
 from edgelink.cli.patience import call, saying
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -59,8 +59,8 @@ class Answers(NamedTuple):
 
 
 @click.command("report")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="the file to write")
-@click.option("--since", "since_s", type=Ago(), help="of the flight recorder: by default 1h, with --story 12h")
+@click.option("-o", "--output", type=FILE, help="the file to write")
+@click.option("--since", "since_s", type=AGO, help="of the flight recorder: by default 1h, with --story 12h")
 @click.option("--all", "is_all", is_flag=True, help="of all nodes; on the head")
 @click.option("--story", "is_story", is_flag=True, help="tell the last night in ten lines; write no file")
 @json_option
@@ -76,8 +76,7 @@ def command(
     if is_story and (output is not None or is_all or as_json):
         raise UsageError("--story prints text about this node, and goes with --since only")
     paths = Paths.from_environment()
-    if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
-        raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
+    require_readable(paths)
     now = SystemClock().now()
     if is_story:
         for line in _stories(paths, now - timedelta(seconds=_NIGHT_S if since_s is None else since_s), now):

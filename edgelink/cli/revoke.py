@@ -8,25 +8,17 @@ import click
 
 from edgelink.cli.layout import tell
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import hold_option, json_option
 
 
 @click.command("revoke")
 @click.argument("node", type=NodeName())
-@click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
+@hold_option
 @click.option("--now", is_flag=True, help="no patience: the same as --hold 0")
 @click.option("--all-tokens", is_flag=True, help="revoke every token that was made and not used, too")
 @click.option("--yes", is_flag=True, help="do not ask")
 @json_option
-def command(
-    *,
-    node: str,
-    hold_s: float,
-    now: bool,
-    all_tokens: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+def command(*, node: str, hold_s: float, now: bool, all_tokens: bool, yes: bool, as_json: bool) -> None:
     """Put NODE (hostname or node id) out, for ever: off the broker at once, out of the overlay by a new secret.
 
     All other nodes get the new secret, and change to it together two seconds later, which costs each a pause of some
@@ -42,11 +34,7 @@ def command(
         who = f"{lease['hostname']} ({lease['role']}, {lease['overlay_ip']})" if lease else node
         tell(f"{who} is put out of the network for good: its key can never come back.", err=True)
         click.confirm("Go on?", abort=True, err=True)
-    body = {
-        "node": node,
-        "hold_s": 0.0 if now else hold_s,
-        "all_tokens": all_tokens,
-    }
+    body = {"node": node, "hold_s": 0.0 if now else hold_s, "all_tokens": all_tokens}
     done = rotation_request("/revoke", body, as_json=as_json)
     if not as_json:
         click.echo(f"{node} is out of the network after {done['after_s']:.1f} s")

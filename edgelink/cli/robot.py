@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import socket
 import sys
 from pathlib import Path
@@ -12,9 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
-from edgelink.cli.options import Duration, Group, json_option
+from edgelink.cli.layout import told_as_json
+from edgelink.cli.options import Group, json_option, timeout_option
 from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
+from edgelink.training.trainer.robot.directory import LOCK, SOCKET, is_commanded, known_directories
+from edgelink.training.trainer.robot.latch import SUFFIX, read_latch
 from edgelink.wording import printable
 
 _ANSWER_TIMEOUT_S = 5.0
@@ -37,9 +39,7 @@ def status(*, name: str | None, as_json: bool) -> int:
     Exit status 0: all run.
     """
     robots = [_look_at(robot) for robot in _robots(name)]
-    if as_json:
-        click.echo(json.dumps(robots, indent=2))
-    else:
+    if not told_as_json(robots, as_json=as_json):
         for robot in robots:
             click.echo(_told(robot))
     return ExitCode.OK if all(robot["state"] == "running" for robot in robots) else ExitCode.FAILED
@@ -47,14 +47,7 @@ def status(*, name: str | None, as_json: bool) -> int:
 
 @command.command("stop")
 @_name_argument
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="10s",
-    show_default=True,
-    help="how long to wait for the robot to confirm that it has stopped",
-)
+@timeout_option("how long to wait for the robot to confirm that it has stopped", "10s")
 def stop(*, name: str | None, timeout_s: float) -> None:
     """Bring a robot to its safe stop; only `robot resume` lets it go on.
 
@@ -71,8 +64,6 @@ def resume(*, name: str | None) -> int:
 
     Exit status 0: it goes on, or may in the next training; 75: it does not run yet.
     """
-    from edgelink.training.trainer.robot.latch import SUFFIX
-
     found = _one(name)
     if not _is_commanded(found):
         (found.parent / f"{found.name}{SUFFIX}").unlink(missing_ok=True)
@@ -133,9 +124,6 @@ def _become(python: str, *arguments: str) -> NoReturn:
 
 def _robots(name: str | None) -> list[Path]:
     """Each as its directory and its name: those that are commanded, and those that a person has stopped."""
-    from edgelink.training.trainer.robot.directory import LOCK, known_directories
-    from edgelink.training.trainer.robot.latch import SUFFIX
-
     found = []
     for directory in known_directories():
         try:
@@ -161,8 +149,6 @@ def _is_there(robot: Path) -> bool:
 
 def _stopped_and_away(directory: Path) -> list[Path]:
     """Robots that no training has, and that a person has stopped."""
-    from edgelink.training.trainer.robot.latch import SUFFIX
-
     here = [_robot(path, SUFFIX) for path in directory.glob(f"*{SUFFIX}")]
     return [robot for robot in here if not _is_commanded(robot) and _latched(robot)]
 
@@ -172,15 +158,11 @@ def _robot(path: Path, suffix: str) -> Path:
 
 
 def _is_commanded(robot: Path) -> bool:
-    from edgelink.training.trainer.robot.directory import is_commanded
-
     return is_commanded(robot.parent, robot.name)
 
 
 def _latched(robot: Path) -> dict[str, str] | None:
     """The stop that holds whatever training comes, if there is one."""
-    from edgelink.training.trainer.robot.latch import SUFFIX, read_latch
-
     return read_latch(robot.parent / f"{robot.name}{SUFFIX}")
 
 
@@ -193,16 +175,10 @@ def _one(name: str | None, *, prefers_commanded: bool = False) -> Path:
     names = {robot.name for robot in found}
     if len(names) == len(found):
         raise click.UsageError(f"which one? {', '.join(printable(robot.name) for robot in found)}")
-    whose = ", ".join(f"{printable(robot.name)} of {_owner(robot)}" for robot in found)
+    from edgelink.api.server import user_name
+
+    whose = ", ".join(f"{printable(robot.name)} of {user_name(robot.parent.stat().st_uid)}" for robot in found)
     raise click.UsageError(f"several users have a robot of that name: {whose}; say it as its user (sudo -u USER)")
-
-
-def _owner(robot: Path) -> str:
-    user = robot.parent.stat().st_uid
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
 
 
 def _stopped(robot: Path, timeout_s: float) -> dict[str, Any]:
@@ -245,8 +221,6 @@ def _has_stopped(robot: dict[str, Any]) -> bool:
 def _has_ended_stopped(robot: Path) -> bool:
     """Of one that had heard the stop: its run ended in order meanwhile, which removes its socket last, and what was
     written down is no worse than that stop."""
-    from edgelink.training.trainer.robot.directory import SOCKET
-
     is_in_order = not (robot.parent / f"{robot.name}{SOCKET}").exists()
     return is_in_order and (_latched(robot) or {}).get("cause") == "person"
 
@@ -267,8 +241,6 @@ def _look_at(robot: Path) -> dict[str, Any]:
 
 
 def _tell(robot: Path, word: str) -> dict[str, Any]:
-    from edgelink.training.trainer.robot.directory import SOCKET
-
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(_ANSWER_TIMEOUT_S)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import click
 
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import hold_option, json_option
 
 
 @click.command("rotate-secret")
-@click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
+@hold_option
 @json_option
-def command(
-    *,
-    hold_s: float,
-    as_json: bool,
-) -> None:
+def command(*, hold_s: float, as_json: bool) -> None:
     """Change the network's secret on all nodes, which costs each a pause of some seconds.
 
     Nodes are told two seconds ahead; a robot in motion may hold the change up for as long as --hold says. Run again

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import RunWishes, run_options
+from edgelink.cli.options import FILE, RunWishes, run_options
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
@@ -14,7 +14,7 @@ from edgelink.cli.options import RunWishes, run_options
 @click.option(
     "--apps",
     "apps_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="run the programs that FILE names, each on its node, instead of CMD; needs no Ray",
     metavar="FILE",
 )
@@ -46,4 +46,4 @@ def command(*, wishes: RunWishes, apps_file: Path | None, argv: tuple[str, ...])
 
     paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file, argv)
     step_down(paths)
-    return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment, wishes.preflight)
+    return run_driver_here(paths, cluster, argv, wishes)

@@ -10,6 +10,7 @@ import signal
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def run_apps(file_path: Path, timeout_s: float) -> int:
         granted = request.wait_until_granted(lambda _: None)
         request.keep()
         environ = _environ(granted["environment"])
-        session = _Session(file_path, file, nodes, paths, timeout_s, environ, account, request)
+        session = _Session(file_path, file, nodes, paths.node_socket, timeout_s, environ, account, request)
         return asyncio.run(session.run())
     finally:
         request.close()
@@ -80,35 +81,35 @@ def _environ(granted: Mapping[str, str]) -> dict[str, str]:
     return import_hook.kept_in_front({**os.environ, **granted, **({"PYTHONPATH": own_path} if own_path else {})})
 
 
+@dataclass
 class _Surroundings:
     """What the head's daemon knows of the nodes, what answers on their ports, and the record that it keeps."""
 
-    def __init__(self, socket_path: Path, account: RunAccount, request: RunRequest) -> None:
-        self._socket_path = socket_path
-        self._account = account
-        self._request = request
-        self._silent: dict[str, str] = {}
+    socket_path: Path
+    account: RunAccount
+    request: RunRequest
+    silent: Mapping[str, str] = field(default_factory=dict)
 
     async def silent_nodes(self) -> Mapping[str, str]:
         with suppress(EdgelinkError):  # the daemon is away: what it said last holds
-            rows: list[dict[str, Any]] = (await asyncio.to_thread(call, self._socket_path, "GET", "/nodes"))["nodes"]
-            self._silent = {
+            rows: list[dict[str, Any]] = (await asyncio.to_thread(call, self.socket_path, "GET", "/nodes"))["nodes"]
+            self.silent = {
                 str(row["hostname"]): "it was switched off" if row["state"] == "off" else "no answer"
                 for row in rows
                 if row["path"] != "self" and row["state"] in ("paused", "silent", "off")
             }
-        return self._silent
+        return self.silent
 
     async def connections(self, where: Where, question: ConnectionsQuestion) -> Mapping[Ends, int]:
         if not where.is_here:
-            return await remote_connections(self._socket_path, where.hostname, question)
-        answer: Any = await asyncio.to_thread(call, self._socket_path, "POST", "/exec/connections", question.to_dict())
+            return await remote_connections(self.socket_path, where.hostname, question)
+        answer: Any = await asyncio.to_thread(call, self.socket_path, "POST", "/exec/connections", question.to_dict())
         return bytes_in(answer)
 
     async def note_restart(self, where: Where, status: int, what: str) -> None:
-        self._account.end(status, what, lost=(where.hostname,) if status == ExitCode.NODE_LOST else ())
-        self._account.begin()
-        await asyncio.to_thread(self._request.tell_record)
+        self.account.end(status, what, lost=(where.hostname,) if status == ExitCode.NODE_LOST else ())
+        self.account.begin()
+        await asyncio.to_thread(self.request.tell_record)
 
     async def knock(self, address: str, port: int) -> bool:
         try:
@@ -122,33 +123,26 @@ class _Surroundings:
         return True
 
 
+@dataclass
 class _Session:
     """One run of one file."""
 
-    def __init__(
-        self,
-        file_path: Path,
-        file: AppsFile,
-        nodes: Mapping[str, Where],
-        paths: Paths,
-        timeout_s: float,
-        environ: Mapping[str, str],
-        account: RunAccount,
-        request: RunRequest,
-    ) -> None:
-        self._file_path = file_path
-        self._file = file
-        self._nodes = nodes
-        self._socket_path = paths.node_socket
-        self._starter: Starter = NodePrograms(paths.node_socket, environ)
-        self._account = account
-        self._request = request
+    file_path: Path
+    file: AppsFile
+    nodes: Mapping[str, Where]
+    socket_path: Path
+    timeout_s: float
+    environ: Mapping[str, str]
+    account: RunAccount
+    request: RunRequest
+
+    def __post_init__(self) -> None:
+        self._starter: Starter = NodePrograms(self.socket_path, self.environ)
         self._clock = SystemClock()
         self._begun_s = self._clock.monotonic_s()
-        self._timeout_s = timeout_s
         self._id = secrets.token_hex(8)
         self._signalled = 0
-        self._used = sorted({app.node for app in file.apps.values()})
+        self._used = sorted({app.node for app in self.file.apps.values()})
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -164,8 +158,8 @@ class _Session:
             what = str(error)
             raise
         finally:
-            self._account.end(status, what)
-            await asyncio.to_thread(self._request.tell_record)
+            self.account.end(status, what)
+            await asyncio.to_thread(self.request.tell_record)
         return status
 
     def _pass_on(self, number: int, task: asyncio.Task[int]) -> None:
@@ -180,17 +174,17 @@ class _Session:
             with waiting_for("looking for the programs on their nodes"):
                 await self._require_programs(folders)
             run = AppsRun(
-                self._file,
-                self._nodes,
+                self.file,
+                self.nodes,
                 folders,
                 self._starter,
-                _Surroundings(self._socket_path, self._account, self._request),
+                _Surroundings(self.socket_path, self.account, self.request),
                 say=say,
                 write=to_terminal,
                 clock=self._clock,
             )
-            self._account.begin()
-            await asyncio.to_thread(self._request.tell_record)
+            self.account.begin()
+            await asyncio.to_thread(self.request.tell_record)
             return await run.run()
         finally:
             await self._clear()
@@ -200,23 +194,23 @@ class _Session:
         said = ""
         while True:
             try:
-                return await answer_of(self._starter, self._nodes[node], argv, text=text)
+                return await answer_of(self._starter, self.nodes[node], argv, text=text)
             except EdgelinkError as error:
                 refused = error.condition_reason == REFUSED
-                patience_s = min(self._timeout_s, REFUSES_S) if refused else self._timeout_s
+                patience_s = min(self.timeout_s, REFUSES_S) if refused else self.timeout_s
                 may_pass = refused or error.retryable or error.condition_reason in MAY_PASS
                 if not may_pass or self._clock.monotonic_s() - self._begun_s >= patience_s:
                     raise
                 if error.message != said and not refused:
                     said = error.message
-                    say(f"waiting for {node}, at most {brief(self._timeout_s)}: {error.message}")
+                    say(f"waiting for {node}, at most {brief(self.timeout_s)}: {error.message}")
             await self._clock.sleep(_AGAIN_S)
 
     async def _ship(self) -> dict[str, str]:
         """Give each node the files of the run, and return where they lie there. Raises EdgelinkError."""
-        here = str(self._file_path.parent.resolve())
-        folders = {name: here if self._nodes[name].is_here else "" for name in self._used}
-        packed = _packed(self._file_path, self._file.files) if self._file.files else b""
+        here = str(self.file_path.parent.resolve())
+        folders = {name: here if self.nodes[name].is_here else "" for name in self._used}
+        packed = _packed(self.file_path, self.file.files) if self.file.files else b""
         for name in folders:
             if not folders[name] and packed:
                 with waiting_for(f"sending {len(packed) // 1024} KiB of files to {name}"):
@@ -232,25 +226,25 @@ class _Session:
 
     async def _clear(self) -> None:
         for name in self._used:
-            if self._file.files and not self._nodes[name].is_here:
+            if self.file.files and not self.nodes[name].is_here:
                 with suppress(EdgelinkError, TimeoutError):
                     async with timeout(_KNOCK_S):
-                        await answer_of(self._starter, self._nodes[name], ["sh", "-c", _CLEAR, "sh", self._id])
+                        await answer_of(self._starter, self.nodes[name], ["sh", "-c", _CLEAR, "sh", self._id])
 
     async def _require_programs(self, folders: Mapping[str, str]) -> None:
         """Raises ConfigError, which names each program, interpreter or directory that is not there."""
         missing = []
-        for name, app in self._file.apps.items():
+        for name, app in self.file.apps.items():
             folder = folders[app.node]
-            directory = filled(app.cwd or folder or ".", self._file, self._nodes, folder)
-            program = filled(app.argv[0], self._file, self._nodes, folder)
+            directory = filled(app.cwd or folder or ".", self.file, self.nodes, folder)
+            program = filled(app.argv[0], self.file, self.nodes, folder)
             argv = ["sh", "-c", _LOOK, "sh", directory, program]
             status, _ = await self._answer_of(app.node, argv)
             if status:
                 missing.append(f"apps.{name}: {app.node} has no program {program}, or no directory {directory}")
         if missing:
             hint = "name programs by their whole path there; `edgelink exec NODE -- ls -l PATH` shows them"
-            raise ConfigError(f"{self._file_path}: {'; '.join(missing)}", hint=hint)
+            raise ConfigError(f"{self.file_path}: {'; '.join(missing)}", hint=hint)
 
 
 def _packed(file_path: Path, names: Sequence[str]) -> bytes:

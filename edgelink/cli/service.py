@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from edgelink.api.json_version import VERSION
-from edgelink.cli.layout import tell
+from edgelink.cli.layout import tell, told_as_json
 from edgelink.cli.options import Group, config_option, json_option, timeout_option
 from edgelink.errors import ExitCode
 
@@ -104,9 +103,7 @@ def status(*, as_json: bool, config_path: Path | None) -> int:
     from edgelink.cli import service_steps
 
     seen = service_steps.looked(config_path)
-    if as_json:
-        click.echo(json.dumps({"schema": VERSION, **seen.to_dict()}, indent=2))
-    else:
+    if not told_as_json({"schema": VERSION, **seen.to_dict()}, as_json=as_json):
         _show(seen)
     return ExitCode.OK if seen.is_well else ExitCode.FAILED
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.layout import say, tell
 from edgelink.cli.patience import waiting_for
 from edgelink.cli.status import running_daemons, who
@@ -117,12 +116,8 @@ def require_startable(machine: Machine, roles: Sequence[str]) -> None:
         MissingDependencyError, UsageError: which of them.
     """
     require_systemd()
-    try:
-        daemons = running_daemons(Paths.from_environment())
-    except DaemonNotRunningError:
-        return
-    ours = {main_pid(machine, role) for role in installed_roles(machine)}
-    for daemon in daemons:
+    for daemon in running_daemons(Paths.from_environment()):
+        ours = {main_pid(machine, role) for role in installed_roles(machine)}
         if daemon["pid"] not in ours and daemon["role"] in roles:
             raise UsageError(
                 f"{who(daemon)} (pid {daemon['pid']}) runs already, and was not started by systemd",
@@ -228,7 +223,7 @@ def _end_what_is_left(config: Config, paths: Paths, *, purge: bool) -> None:
     Raises:
         UsageError: one does, and its state was to be removed.
     """
-    if _is_daemon_there(paths):
+    if running_daemons(paths):
         if purge:
             raise UsageError(
                 f"a daemon still runs here: {paths.state} was not removed",
@@ -284,13 +279,6 @@ def require_the_machines_own_node() -> None:
 
 def _is_last(machine: Machine, role: str | None) -> bool:
     return all(role in (None, each) for each in installed_roles(machine))
-
-
-def _is_daemon_there(paths: Paths) -> bool:
-    try:
-        return bool(running_daemons(paths))
-    except DaemonNotRunningError:
-        return False
 
 
 def _raise_failed(why: str, role: str) -> None:

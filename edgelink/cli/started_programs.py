@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edgelink.training.launch_check import RaysNodes, check_started
 from edgelink.training.resources import Demand
 
 
+@dataclass
 class StartedPrograms:
     """The programs that one driver starts.
 
@@ -33,23 +35,14 @@ class StartedPrograms:
         control: ends the driver when one of its programs is refused, also a shell that would go on without it.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        nodes: RaysNodes,
-        compared: Sequence[Demand],
-        section: Mapping[str, Any] | None,
-        node_socket: Path,
-        control: DriverControl,
-    ) -> None:
-        self.refusal: EdgelinkError | None = None
-        self._environment = environment
-        self._nodes = nodes
-        self._compared = compared
-        self._section = section
-        self._node_socket = node_socket
-        self._control = control
-        self._one_at_a_time = threading.Lock()
+    environment: Mapping[str, str]
+    nodes: RaysNodes
+    compared: Sequence[Demand]
+    section: Mapping[str, Any] | None
+    node_socket: Path
+    control: DriverControl
+    refusal: EdgelinkError | None = None
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def heard_at(self, path: Path) -> AbstractContextManager[dict[str, str]]:
         """Hear them at this socket; what is entered is what their environment needs for that."""
@@ -65,14 +58,14 @@ class StartedPrograms:
                         started.package.partition(".")[0],
                         started.words,
                         started.python,
-                        self._environment,
-                        self._nodes,
+                        self.environment,
+                        self.nodes,
                         say,
-                        compared=self._compared,
+                        compared=self.compared,
                     )
             except EdgelinkError as error:
                 self.refusal = error
-                self._control.end()
+                self.control.end()
                 return False
         return True
 
@@ -90,10 +83,10 @@ class StartedPrograms:
         except PlacementError as error:
             say(f"warning: not compared with what the cluster has: {error}")
             return
-        if read.section == self._section:
+        if read.section == self.section:
             return
-        alive = call(self._node_socket, "GET", "/placement/nodes")
+        alive = call(self.node_socket, "GET", "/placement/nodes")
         with read.located():
             plan(read.section, [Node(**node) for node in alive["nodes"]], rules=read.rules)
-        if self._section is not None:
+        if self.section is not None:
             say(f"warning: the program runs {config.file} with another cluster section than that of --cluster")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from edgelink.api.client import (
 )
 from edgelink.api.json_version import VERSION
 from edgelink.cli.condition_lines import REQUIRED, hanging, marked, note, weight_among
-from edgelink.cli.layout import columns, cut, wrapped
+from edgelink.cli.layout import columns, cut, told_as_json, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.patience import DAEMON, waiting_for
 from edgelink.cli.watch import Fact, watch, watch_option
@@ -49,9 +49,7 @@ def command(*, as_json: bool, is_watching: bool, is_verbose: bool) -> int:
         return watch(lambda: look(paths), draw=draw, facts=facts, as_json=as_json)
     with waiting_for(DAEMON):
         seen = look(paths)
-    if as_json:
-        click.echo(json.dumps(seen, indent=2))
-    else:
+    if not told_as_json(seen, as_json=as_json):
         click.echo("\n".join(draw(seen, columns())))
     return ExitCode.OK if seen["ready"] else ExitCode.FAILED
 
@@ -64,9 +62,10 @@ def look(paths: Paths) -> dict[str, Any]:
 
 
 def running_daemons(paths: Paths) -> list[dict[str, Any]]:
-    """The status of each daemon that answers. Raises DaemonNotRunningError: none does."""
-    daemons, _ = daemons_here(paths)
-    return daemons
+    """The status of each daemon of this machine that answers."""
+    with suppress(DaemonNotRunningError):
+        return daemons_here(paths)[0]
+    return []
 
 
 def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[dict[str, Any]], list[str]]:

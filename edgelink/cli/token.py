@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime
 from typing import Any
@@ -10,8 +9,8 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.layout import say, tell
-from edgelink.cli.options import Duration, Group, KeyValue, json_option
+from edgelink.cli.layout import say, tell, told_as_json
+from edgelink.cli.options import DURATION, KEY_VALUE, Group, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.duration import in_words
 
@@ -23,12 +22,12 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--role", type=click.Choice(["edge", "head", "relay"]), default="edge", show_default=True)
-@click.option("--ttl", "ttl_s", type=Duration(), default="1h", show_default=True, help="how long the token is good")
+@click.option("--ttl", "ttl_s", type=DURATION, default="1h", show_default=True, help="how long the token is good")
 @click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="for how many machines")
 @click.option("--hostname", help="the hostname that the machine gets  [default: its own]")
 @click.option("--ip", help="the overlay IP that the machine gets  [default: the next free]")
 @click.option("--rank", type=click.IntRange(min=0), help="the preferred node rank  [default: the next free]")
-@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@click.option("--label", "labels", type=KEY_VALUE, multiple=True, help="key=value; may be repeated")
 @click.option("--replaces", metavar="NODE", help="give the machine NODE's whole lease, for good")
 @click.option("--force", is_flag=True, help="replace NODE even if it is online")
 @click.option("--reissue", is_flag=True, help="replace a lost token for the same hostname, IP or rank")
@@ -47,8 +46,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
     answer = ask_registry("POST", "/tokens", {**asked, "labels": dict(labels)})
     if answer["role"] == "head" and answer["replaces"] is None:
         _warn_of_head()
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    if told_as_json(answer, as_json=as_json):
         return
     tell(validity(answer), err=True)
     click.echo(f"on that machine:\n\n{command_to_paste(answer)}\n" if sys.stdout.isatty() else answer["token"])
@@ -82,8 +80,7 @@ def _warn_of_head() -> None:
 def show(*, as_json: bool) -> None:
     """List the tokens that were made, without their secrets."""
     tokens = ask_registry("GET", "/tokens")["tokens"]
-    if as_json:
-        click.echo(json.dumps(tokens, indent=2))
+    if told_as_json(tokens, as_json=as_json):
         return
     for token in tokens:
         click.echo(

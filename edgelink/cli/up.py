@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from edgelink.cli.layout import say
 from edgelink.cli.options import (
+    FILE,
     config_option,
     hostname_option,
     labels_option,
@@ -31,7 +33,7 @@ from edgelink.cli.options import (
 )
 @click.option(
     "--python",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="the interpreter that has Ray and your training code  [default: found, or asked]",
 )
 @click.option(
@@ -43,20 +45,7 @@ from edgelink.cli.options import (
 @labels_option
 @timeout_option("how long to wait until Ready")
 @config_option
-def command(
-    *,
-    token: str | None,
-    token_file: str | None,
-    relay: bool,
-    advertise: tuple[str, ...],
-    python: Path | None,
-    user: str | None,
-    no_ray: bool,
-    hostname: str | None,
-    labels: tuple[tuple[str, str], ...],
-    timeout_s: float,
-    config_path: Path | None,
-) -> None:
+def command(*, token: str | None, token_file: str | None, python: Path | None, timeout_s: float, **asked: Any) -> None:
     """Enrol this machine with TOKEN, write its configuration, install its service, and wait until it is Ready.
 
     TOKEN is asked for on a terminal; - reads it from stdin. A machine that is enrolled needs none. After a failure the
@@ -69,18 +58,8 @@ def command(
     from edgelink.cli.up_steps import Wishes, bring_up
 
     show_warnings()
-    wishes = Wishes(
-        token=text,
-        relay=relay,
-        advertise=advertise,
-        python=None if python is None else python.absolute(),
-        user=user,
-        no_ray=no_ray,
-        hostname=hostname,
-        labels=labels,
-        config_path=config_path,
-        can_ask=sys.stdin.isatty() and sys.stderr.isatty(),
-    )
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    wishes = Wishes(token=text, python=None if python is None else python.absolute(), can_ask=can_ask, **asked)
     try:
         bring_up(wishes, timeout_s)
     except (KeyboardInterrupt, click.Abort):

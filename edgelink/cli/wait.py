@@ -11,7 +11,7 @@ import click
 
 from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.cli.layout import say
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import Parsed, json_option, timeout_option
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import daemons_here, who
 from edgelink.cli.waiting import WaitingList
@@ -26,34 +26,27 @@ _READY = "ready"
 _GOALS = {"nodes": "nodes", "gpus": "GPUs", "cpus": "CPUs"}
 
 
-class Goal(click.ParamType[tuple[str, int]]):
-    """``ready``, ``nodes=N``, ``gpus=N`` or ``cpus=N``."""
-
-    name = "goal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        name, _, number = value.partition("=")
-        if value == _READY:
-            return _READY, 1
-        if name not in ("nodes", "gpus", "cpus") or not number.isdecimal() or int(number) < 1:
-            self.fail(f"{value!r} is none of ready, nodes=N, gpus=N, cpus=N", param, ctx)
-        return name, int(number)
+def _goal(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if text == _READY:
+        return _READY, 1
+    if name not in _GOALS or not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"{text!r} is none of ready, nodes=N, gpus=N, cpus=N")
+    return name, int(number)
 
 
 @click.command("wait")
 @click.option(
     "--for",
     "goals",
-    type=Goal(),
+    type=Parsed("goal", _goal),
     multiple=True,
     default=(_READY,),
     show_default=True,
     help="ready: this machine's node is Ready; on the head nodes=N, gpus=N or cpus=N: so many are alive in Ray, the "
     "head among them; may be repeated",
 )
-@click.option("--timeout", "timeout_s", type=Duration(), default="10m", show_default=True)
+@timeout_option(None, "10m")
 @json_option
 def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bool) -> None:
     """Wait until this machine's node is Ready, or until the cluster is as large as --for says.

@@ -32,10 +32,9 @@ class Fact(NamedTuple):
 Facts = Mapping[str, Fact]
 
 
-def watch_option(function: Any) -> Any:
-    return click.option(
-        "--watch", "is_watching", is_flag=True, help="go on until Ctrl-C; where it is no terminal, tell each change"
-    )(function)
+watch_option = click.option(
+    "--watch", "is_watching", is_flag=True, help="go on until Ctrl-C; where it is no terminal, tell each change"
+)
 
 
 def watch(

@@ -80,7 +80,7 @@ def _validated(
         for item in error.errors():
             key = key_of(item["loc"], values)
             where = _source_of(key, source, variables or {})
-            line = _line_of(key, lines) if where == source else None
+            line = line_of(key, lines) if where == source else None
             at = "" if line is None else f"line {line}: "
             found.append((line or 0, where, key, at + describe(item, key)))
         mistakes: dict[str, dict[Place, str]] = {}
@@ -90,7 +90,7 @@ def _validated(
         raise ConfigError(message, hint=EXPLAINED) from error
 
 
-def _line_of(key: Place, lines: Mapping[Place, int]) -> int | None:
+def line_of(key: Place, lines: Mapping[Place, int]) -> int | None:
     """The line of ``key``, or of what it belongs to."""
     return next((lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in lines), None)
 

@@ -173,6 +173,9 @@ def _check_listeners(urls: tuple[str, ...]) -> tuple[str, ...]:
     return urls
 
 
+_OFF = BeforeValidator(lambda value: "off" if value is False else value)  # what YAML makes of it
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -443,33 +446,23 @@ class DriverConfig(_Section):
 class WebConfig(_Section):
     """``web:`` the page that the head serves; `edgelink dashboard` makes the link with which one logs in."""
 
-    listen: Literal["overlay", "loopback", "off"] = Field(
+    listen: Annotated[Literal["overlay", "loopback", "off"], _OFF] = Field(
         "overlay",
         description="`overlay`: on 127.0.0.1 and on the overlay's address, but not where `overlay.kind` is `existing`; "
         "`loopback`: on 127.0.0.1 only; `off`: no page",
     )
     port: Port = Field(8270, description="port of the page (head)")
 
-    @field_validator("listen", mode="before")
-    @classmethod
-    def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # what YAML makes of it
-
 
 class ExecConfig(_Section):
     """``exec:`` programs that other nodes may run on this one (`edgelink exec NODE -- CMD`)."""
 
-    accept: str = Field(
+    accept: Annotated[str, _OFF] = Field(
         "from head",
         pattern=r"^(off|from( [a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?)+)$",
         description="whose programs this node runs, as Ray's user: `from head`, `from head edge-1` or `off`",
     )
     allow_root: bool = Field(False, description="run them as root where Ray's user is root")
-
-    @field_validator("accept", mode="before")
-    @classmethod
-    def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # what YAML makes of it
 
 
 class ProcessConfig(_Section):

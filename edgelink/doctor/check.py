@@ -54,17 +54,13 @@ def failed(message: str, remedy: str, figure: str = "") -> Finding:
     return Finding(Verdict.FAILED, message, figure, remedy)
 
 
-def skipped(why: str) -> Finding:
-    return Finding(Verdict.SKIPPED, why)
+def skipped(why: str, remedy: str = "", figure: str = "") -> Finding:
+    return Finding(Verdict.SKIPPED, why, figure, remedy)
 
 
 def refused(error: EdgelinkError) -> Finding:
     """``error`` as a finding: it has both the message and what to do."""
-    return Finding(
-        Verdict.FAILED,
-        error.message,
-        remedy=error.hint or "the documentation's page on `edgelink doctor` explains each check",
-    )
+    return failed(error.message, error.hint or "the documentation's page on `edgelink doctor` explains each check")
 
 
 NOT_ROOT = skipped("only root can look; run it with sudo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address
 
-from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.doctor.check import Finding, Surroundings, limited, ok, skipped
 from edgelink.errors import EdgelinkError
 from edgelink.protocol.membership import Membership
 
@@ -13,45 +13,42 @@ def stun_answers(surroundings: Surroundings) -> Finding:
     """Do the relays answer STUN, so that holes can be punched through the NATs between this node and others?"""
     overlay = surroundings.config.overlay
     if overlay.kind == "existing" or not overlay.p2p:
-        return Finding(Verdict.SKIPPED, "EasyTier looks for no direct paths here (overlay.kind, overlay.p2p)")
+        return skipped("EasyTier looks for no direct paths here (overlay.kind, overlay.p2p)")
     try:
         membership = Membership.load(surroundings.paths)
     except EdgelinkError as error:
-        return Finding(Verdict.SKIPPED, error.message)
+        return skipped(error.message)
     if membership is None or membership.lease.is_relay:
-        return Finding(Verdict.SKIPPED, "not a node that has to find a way through NAT")
+        return skipped("not a node that has to find a way through NAT")
     servers = membership.secrets.stun_servers
     seen = surroundings.probes.stun(servers)
     if servers and not seen:
-        return Finding(Verdict.SKIPPED, "the check `relay-name` says why nobody can be asked")
+        return skipped("the check `relay-name` says why nobody can be asked")
     return judge(seen)
 
 
 def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
     """What the servers' answers mean: by server, the address and port that it sees; pure."""
     if not seen:
-        return Finding(
-            Verdict.LIMITED,
+        return limited(
             "no relay of this network answers STUN: between two NATs everything goes through a relay",
-            remedy="set relay.stun_ports on the relay",
+            "set relay.stun_ports on the relay",
         )
     silent = [server for server, address in seen.items() if address is None]
     found = {address for address in seen.values() if address is not None}
     addresses = sorted(f"{address}:{port}" for address, port in found)
     figure = f"seen as {', '.join(addresses)}" if addresses else ""
     if silent:
-        return Finding(
-            Verdict.LIMITED,
+        return limited(
             f"no answer from {', '.join(f'udp {server}' for server in silent)}: fewer direct paths are found",
-            figure=figure,
-            remedy="let UDP to these ports out here, and in at the relay",
+            "let UDP to these ports out here, and in at the relay",
+            figure,
         )
     # More ports than one of an address; another address alone is another way out, to one relay's network.
     if len(found) > len({address for address, _ in found}):
-        return Finding(
-            Verdict.LIMITED,
+        return limited(
             "this NAT shows everybody another port (symmetric): few direct paths are found through it",
-            figure=figure,
-            remedy="another uplink, or a router without symmetric NAT; through the relay all works the same",
+            "another uplink, or a router without symmetric NAT; through the relay all works the same",
+            figure,
         )
-    return Finding(Verdict.OK, "the relays see this machine under one port: direct paths can be found", figure=figure)
+    return ok("the relays see this machine under one port: direct paths can be found", figure)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgelink.config import Config
-from edgelink.doctor.check import Finding, Surroundings, Verdict, limited, listed
+from edgelink.doctor.check import Finding, Surroundings, failed, limited, listed, ok, skipped
 from edgelink.process import ports
 from edgelink.ray_cluster.command import firewalled_ports
 from edgelink.ray_cluster.rendezvous import wanted_ranges
@@ -24,19 +24,17 @@ def firewall_in_place(surroundings: Surroundings) -> Finding:
     shielded = [c for daemon in surroundings.daemons for c in daemon["conditions"] if c["type"] == "Shielded"]
     open_ones = [condition for condition in shielded if condition["status"] == "False"]
     if not shielded or all(condition["status"] == "Unknown" for condition in shielded):
-        return Finding(Verdict.SKIPPED, "no daemon says that there is anything to close yet")
+        return skipped("no daemon says that there is anything to close yet")
     if dropped := [condition["message"] for condition in shielded if condition["reason"] == "PacketsDropped"]:
         found = limited("; ".join(dropped), _ABOUT_DROPPED)
     else:
-        found = Finding(Verdict.OK, "; ".join(condition["message"] for condition in shielded))
+        found = ok("; ".join(condition["message"] for condition in shielded))
     if not open_ones:
         return found
-    verdict = Verdict.LIMITED if all(c["reason"] in _LIMITED for c in open_ones) else Verdict.FAILED
-    return Finding(
-        verdict,
+    return (limited if all(c["reason"] in _LIMITED for c in open_ones) else failed)(
         "; ".join(condition["message"] for condition in open_ones),
-        figure=", ".join(condition["reason"] for condition in open_ones),
-        remedy="the documentation's page Ports and firewall explains each of these",
+        "the documentation's page Ports and firewall explains each of these",
+        ", ".join(condition["reason"] for condition in open_ones),
     )
 
 
@@ -44,21 +42,17 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
     """What a relay's knocking means, as the daemon tells it; pure."""
     told = found.get("closed")  # None: the daemon's firewall is off
     trainings = wanted_ranges(config) if told is None else told
-    closed = [
-        *firewalled_ports(config.ray, also=(config.web.port,)),
-        *trainings,
-        (config.overlay.rpc_port, config.overlay.rpc_port),
-    ]
+    rpc = config.overlay.rpc_port
+    closed = [*firewalled_ports(config.ray, also=(config.web.port,)), *trainings, (rpc, rpc)]
     own = {ports.port_of(url) for url in config.overlay.listeners}
     wrong = [port for port in found["open"] if port not in own and ports.is_within(port, closed)]
     others = [port for port in found["open"] if port not in own and port not in wrong]
     figure = f"{len(found['asked'])} ports of {found['address']}, tried by {found['relay']}"
     if wrong:
-        return Finding(
-            Verdict.FAILED,
+        return failed(
             f"of Ray, the training or EasyTier's RPC, the Internet reaches tcp {_listed(wrong)}",
-            figure=figure,
-            remedy="`edgelink status` says why (Shielded); else `ray.allow_from` is too wide, or a router forwards it",
+            "`edgelink status` says why (Shielded); else `ray.allow_from` is too wide, or a router forwards it",
+            figure,
         )
     what = f"; tcp {_listed(others)} answers, which is not EdgeLink's" if others else ""
     told = f"nothing of Ray, the training or EasyTier's RPC answers the Internet{what}"
@@ -69,7 +63,7 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
             f"try some of them in a minute: `--port N`, 64 at most ({listed(left)})",
             figure,
         )
-    return Finding(Verdict.OK, told, figure=figure)
+    return ok(told, figure)
 
 
 def _listed(numbers: Sequence[int]) -> str:

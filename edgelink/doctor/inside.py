@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgelink.config import Config
-from edgelink.doctor.check import Finding, Verdict, limited
+from edgelink.doctor.check import Finding, limited, ok, skipped
+from edgelink.doctor.probes import of_each
 from edgelink.process import ports
 from edgelink.process.port_ranges import listed
 from edgelink.protocol.payloads import Role
@@ -51,7 +52,7 @@ async def try_ports(address: str, asked: Collection[int]) -> Tried:
         async with at_once:
             return await dial(address, port)
 
-    answers = dict(zip(asked, await asyncio.gather(*map(try_one, asked)), strict=True))
+    answers = await of_each(try_one, asked)
     return Tried(
         tuple(asked),
         tuple(sorted(port for port, is_open in answers.items() if is_open)),
@@ -68,12 +69,7 @@ def from_overlay(config: Config, node: Mapping[str, Any], tried: Tried, *, is_he
     silent = f", {len(tried.silent)} of them silent" if tried.silent else ""
     figure = f"{len(tried.asked)} tcp ports of {who} tried{silent}"
     if not tried.open and node["rtt_ms"] is None:
-        return Finding(
-            Verdict.SKIPPED,
-            f"{who} does not answer over the overlay at all",
-            figure=figure,
-            remedy=f"`edgelink ping {node['hostname']}`",
-        )
+        return skipped(f"{who} does not answer over the overlay at all", f"`edgelink ping {node['hostname']}`", figure)
     role = Role(node["role"]) if node["role"] in set(Role) else Role.EDGE
     is_relay = role in (Role.HEAD, Role.RELAY)  # one machine may be both
     wanted, _ = documented(config, role, is_relay=is_relay, ephemeral=ephemeral_ranges())
@@ -88,9 +84,7 @@ def from_overlay(config: Config, node: Mapping[str, Any], tried: Tried, *, is_he
             "`edgelink status` there says so (Shielded)",
             figure,
         )
-    return Finding(
-        Verdict.OK, f"over the overlay {who} answers {told}, and nothing that is not EdgeLink's", figure=figure
-    )
+    return ok(f"over the overlay {who} answers {told}, and nothing that is not EdgeLink's", figure)
 
 
 def _listed(numbers: Iterable[int]) -> str:

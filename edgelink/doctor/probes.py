@@ -12,13 +12,13 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pyroute2.netlink.exceptions import NetlinkError
 
@@ -42,6 +42,9 @@ from edgelink.relay.broker import find_mosquitto
 from edgelink.timeouts import timeout
 from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.wording import printable
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _PING_S = 1.0
 _TRIES = 2
@@ -240,12 +243,7 @@ class Probes:
         async def answers(address: str) -> bool:
             return any([await answers_ping(IPv4Address(address), _PING_S) for _ in range(_TRIES)])
 
-        async def ask_all() -> set[str]:
-            wanted = list(addresses)
-            found = await asyncio.gather(*map(answers, wanted))
-            return {address for address, answered in zip(wanted, found, strict=True) if answered}
-
-        return asyncio.run(ask_all())
+        return {address for address, answered in asyncio.run(of_each(answers, addresses)).items() if answered}
 
     def echoes(self, addresses: Iterable[str], device: str | None, packet_bytes: int | None = None) -> dict[str, Echo]:
         """Return the first echo of each node that answers, by overlay address, with packets of ``packet_bytes``.
@@ -262,12 +260,8 @@ class Probes:
                     return echo
             return None
 
-        async def ask_all() -> dict[str, Echo]:
-            wanted = list(addresses)
-            found = await asyncio.gather(*map(first, wanted))
-            return {address: echo for address, echo in zip(wanted, found, strict=True) if echo is not None}
-
-        return asyncio.run(ask_all())
+        found = asyncio.run(of_each(first, addresses))
+        return {address: echo for address, echo in found.items() if echo is not None}
 
     def arp(self, devices: Mapping[str, str]) -> set[str] | None:
         """Those that answer one of some ARP requests, of addresses with the network device that leads to each; None
@@ -326,10 +320,6 @@ class Probes:
     ) -> Ways:
         """By which device the kernel sends to the other nodes, for root and for the user ``uid``."""
         return asyncio.run(look(device, own_ip, network, members, sorted({0, uid})))
-
-    def devices(self) -> set[str]:
-        """The network devices here."""
-        return {name for _, name in socket.if_nameindex()}
 
     def holders(self, wanted: Iterable[tuple[ports.Protocol, int]]) -> dict[tuple[ports.Protocol, int], int | None]:
         return ports.holders(wanted)
@@ -445,6 +435,12 @@ class Probes:
         for key in wanted:
             self._threads[kind, key].join(max(0.0, started_s + LOOKUP_S - self._clock.monotonic_s()))
         return {key: self._lookups.get((kind, key), Lookup((), LOOKUP_S)) for key in wanted}
+
+
+async def of_each(ask: Callable[[K], Awaitable[V]], keys: Iterable[K]) -> dict[K, V]:
+    """Ask for all at once, and return the answers."""
+    wanted = list(keys)
+    return dict(zip(wanted, await asyncio.gather(*map(ask, wanted)), strict=True))
 
 
 def _addresses_of(name: str) -> tuple[str, ...]:

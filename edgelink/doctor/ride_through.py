@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.doctor.check import Finding, Surroundings, failed, limited, ok, skipped
 from edgelink.duration import in_words
 from edgelink.errors import ConfigError
 from edgelink.process import host_tcp
@@ -18,8 +18,8 @@ def ride_through_agrees(surroundings: Surroundings) -> Finding:
     try:
         check_agreement(surroundings.config.ride_through, network_s)
     except ConfigError as error:
-        return Finding(Verdict.FAILED, error.message, figure=in_words(network_s), remedy=error.hint)
-    return Finding(Verdict.OK, f"outages of up to {in_words(network_s)} cost a pause, not the run")
+        return failed(error.message, error.hint, in_words(network_s))
+    return ok(f"outages of up to {in_words(network_s)} cost a pause, not the run")
 
 
 def tcp_resumes(surroundings: Surroundings) -> Finding:
@@ -29,20 +29,18 @@ def tcp_resumes(surroundings: Surroundings) -> Finding:
     figure = f"{late_s:g} s late after {in_words(surroundings.ride_through_s)}"
     wanted = host_tcp.wanted(now, patience_s(surroundings.ride_through_s))
     if now.rto_max_ms is None:
-        return Finding(
-            Verdict.LIMITED,
+        return limited(
             f"Linux {platform.release()} lets TCP wait up to 120 s between tries: the gap is up to twice the outage",
-            figure=figure,
-            remedy="nodes and state survive all the same; Linux 6.15 and later have net.ipv4.tcp_rto_max_ms",
+            "nodes and state survive all the same; Linux 6.15 and later have net.ipv4.tcp_rto_max_ms",
+            figure,
         )
     if now.rto_max_ms != wanted.rto_max_ms:
-        return Finding(
-            Verdict.LIMITED,
+        return limited(
             "TCP waits longer between two tries than it has to: the gap is up to twice the outage",
-            figure=figure,
-            remedy=_how_to_set(surroundings, now, wanted),
+            _how_to_set(surroundings, now, wanted),
+            figure,
         )
-    return Finding(Verdict.OK, "connections go on as soon as the path is back", figure=figure)
+    return ok("connections go on as soon as the path is back", figure)
 
 
 def tcp_outlives(surroundings: Surroundings) -> Finding:
@@ -51,13 +49,12 @@ def tcp_outlives(surroundings: Surroundings) -> Finding:
     patience = patience_s(surroundings.ride_through_s)
     figure = f"gives up after {now.gives_up_after_s:.0f} s"
     if now.gives_up_after_s >= patience:
-        return Finding(Verdict.OK, f"connections outlive the {patience} s that are needed", figure=figure)
+        return ok(f"connections outlive the {patience} s that are needed", figure)
     wanted = host_tcp.wanted(now, patience)
-    return Finding(
-        Verdict.FAILED if now.gives_up_after_s < surroundings.ride_through_s else Verdict.LIMITED,
+    return (failed if now.gives_up_after_s < surroundings.ride_through_s else limited)(
         f"{patience} s are needed: gloo and NCCL lose their connections in longer outages",
-        figure=figure,
-        remedy=_how_to_set(surroundings, now, wanted),
+        _how_to_set(surroundings, now, wanted),
+        figure,
     )
 
 
@@ -69,14 +66,13 @@ def tcp_probes(surroundings: Surroundings) -> Finding:
     """
     now = host_tcp.observe(surroundings.proc_sys)
     if now.mtu_probing is None:
-        return Finding(Verdict.SKIPPED, "the kernel does not say")
+        return skipped("the kernel does not say")
     if now.mtu_probing:
-        return Finding(Verdict.OK, "TCP finds its way through a smaller MTU", figure=str(now.mtu_probing))
-    return Finding(
-        Verdict.LIMITED,
+        return ok("TCP finds its way through a smaller MTU", str(now.mtu_probing))
+    return limited(
         "where an uplink drops full packets without a word, every connection through it stands still",
-        figure="0",
-        remedy=_how_to_set(surroundings, now, host_tcp.wanted(now, patience_s(surroundings.ride_through_s))),
+        _how_to_set(surroundings, now, host_tcp.wanted(now, patience_s(surroundings.ride_through_s))),
+        "0",
     )
 
 
@@ -85,8 +81,8 @@ def collectives_wait(surroundings: Surroundings) -> Finding:
     try:
         check_collectives(surroundings.environ, surroundings.ride_through_s)
     except ConfigError as error:
-        return Finding(Verdict.FAILED, error.message, remedy=error.hint)
-    return Finding(Verdict.OK, "no collective time-out of this environment is shorter than an outage may be")
+        return failed(error.message, error.hint)
+    return ok("no collective time-out of this environment is shorter than an outage may be")
 
 
 def _how_to_set(surroundings: Surroundings, now: TcpValues, wanted: TcpValues) -> str:

@@ -7,11 +7,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from edgelink.errors import LabError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import locked_directory, private_directory, write_atomic
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.wan_conditions import WanConditions
 
@@ -76,19 +77,9 @@ def locked_root() -> Iterator[Path]:
             return
 
 
-@contextlib.contextmanager
-def locked_lab(directory: Path) -> Iterator[None]:
+def locked_lab(directory: Path) -> AbstractContextManager[None]:
     """One changes the lab of this directory at a time, while others build, change or remove theirs."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # it is not up
-        yield
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return locked_directory(directory) if directory.is_dir() else contextlib.nullcontext()  # it is not up
 
 
 def _is_same(descriptor: int, path: Path) -> bool:

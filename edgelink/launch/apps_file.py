@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from edgelink.config.load import line_of
 from edgelink.config.mistakes import describe, key_of
 from edgelink.config.models import Port
 from edgelink.duration import parse_duration_s
@@ -130,7 +131,7 @@ def read_apps_file(path: Path) -> AppsFile:
 
 
 def _with_line(place: Place, what: str, lines: Mapping[Place, int]) -> str:
-    line = next((lines[place[:length]] for length in range(len(place), 0, -1) if place[:length] in lines), None)
+    line = line_of(place, lines)
     return what if line is None else f"line {line}: {what}"
 
 

@@ -13,18 +13,17 @@ where the configuration asks for it, ``tcp_congestion_control``.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgelink.config.defaults import LONGEST_RTO_MS
 from edgelink.errors import NotRecordedError
-from edgelink.files import AT_ONCE, private_directory, write_atomic
+from edgelink.files import AT_ONCE, locked_directory, private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.process import procfs
 
@@ -34,6 +33,13 @@ RETRIES2 = "net/ipv4/tcp_retries2"
 SYN_RETRIES = "net/ipv4/tcp_syn_retries"
 MTU_PROBING = "net/ipv4/tcp_mtu_probing"
 CONGESTION = "net/ipv4/tcp_congestion_control"
+_FIELDS = {  # of TcpValues
+    RTO_MAX: "rto_max_ms",
+    RETRIES2: "retries2",
+    SYN_RETRIES: "syn_retries",
+    MTU_PROBING: "mtu_probing",
+    CONGESTION: "congestion",
+}
 
 _RTO_MAX_MS = 2_000  # shorter tries are many packets for nothing
 _RTO_MIN_MS = 200
@@ -132,14 +138,7 @@ def wanted(found: TcpValues, patience_s: float, congestion: str | None = None) -
 
 def observe(proc_sys: Path = PROC_SYS) -> TcpValues:
     """What this process's network namespace has now."""
-    congestion = _text(proc_sys / CONGESTION)
-    return TcpValues(
-        _number(proc_sys / RTO_MAX),
-        _read(proc_sys / RETRIES2),
-        _read(proc_sys / SYN_RETRIES),
-        _number(proc_sys / MTU_PROBING),
-        congestion,
-    )
+    return _from_names({name: _look(proc_sys / name) for name in _FIELDS})
 
 
 def adjust(record: Path, patience_s: float, *, congestion: str | None = None, proc_sys: Path = PROC_SYS) -> Adjustment:
@@ -151,7 +150,8 @@ def adjust(record: Path, patience_s: float, *, congestion: str | None = None, pr
     Raises:
         NotRecordedError: what was there cannot be recorded; then nothing is changed.
     """
-    with _alone(record):
+    # Relay and head on one machine have one record.
+    with locked_directory(private_directory(record.parent)):
         now = observe(proc_sys)
         values = {name: value for name, value in _by_name(now).items() if value is not None}
         changes = _changes(record)
@@ -191,12 +191,12 @@ def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
     """
     if not record.exists():
         return None
-    with _alone(record):
+    with locked_directory(private_directory(record.parent)):
         changes = _changes(record)
         left = {}
         for name, change in changes.items():
             path = proc_sys / name
-            now_there = _text(path) if name == CONGESTION else _number(path)
+            now_there = _look(path)
             if now_there is not None and change.is_ours(now_there) and _set(path, change.old) is not None:
                 left[name] = change
         _write_record(record, left)
@@ -216,41 +216,12 @@ def _connects_for_s(longest_pause_s: float, retries: int) -> float:
 
 
 def _by_name(values: TcpValues) -> dict[str, int | str | None]:
-    return {
-        RTO_MAX: values.rto_max_ms,
-        RETRIES2: values.retries2,
-        SYN_RETRIES: values.syn_retries,
-        MTU_PROBING: values.mtu_probing,
-        CONGESTION: values.congestion,
-    }
+    return {name: getattr(values, field) for name, field in _FIELDS.items()}
 
 
-def _from_names(values: dict[str, int | str]) -> TcpValues:
-    def number(name: str) -> int | None:
-        return int(values[name]) if name in values else None
-
-    congestion = values.get(CONGESTION)
-    return TcpValues(
-        number(RTO_MAX),
-        int(values[RETRIES2]),
-        int(values[SYN_RETRIES]),
-        number(MTU_PROBING),
-        None if congestion is None else str(congestion),
-    )
-
-
-@contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """Relay and head on one machine have one record: one at a time reads, records and changes, for milliseconds.
-
-    The kernel frees the lock of one who dies.
-    """
-    descriptor = os.open(private_directory(record.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _from_names(values: Mapping[str, Any]) -> TcpValues:
+    fields: dict[str, Any] = {field: values.get(name) for name, field in _FIELDS.items()}
+    return TcpValues(**fields)
 
 
 def _changes(record: Path) -> dict[str, _Change]:
@@ -280,24 +251,13 @@ def _write_record(record: Path, changes: dict[str, _Change]) -> None:
         write_atomic(record, json.dumps(entries))
 
 
-def _read(path: Path) -> int:
-    return int(path.read_text())
-
-
-def _number(path: Path) -> int | None:
+def _look(path: Path) -> int | str | None:
     """None where the kernel has no such setting."""
     try:
-        return _read(path)
+        text = path.read_text().strip()
     except FileNotFoundError:
         return None
-
-
-def _text(path: Path) -> str | None:
-    """None where the kernel has no such setting."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return None
+    return text if path.name == CONGESTION.rpartition("/")[2] else int(text)
 
 
 def _set(path: Path, value: int | str) -> str | None:

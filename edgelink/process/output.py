@@ -11,7 +11,6 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from edgelink.log import redact
 from edgelink.wording import printable
@@ -24,60 +23,16 @@ def read_end(path: Path, *, owner_uid: int | None = None, max_bytes: int = _TAIL
 
     Who owns the directory could put a link to anything there, or a pipe, which would be waited for.
     """
-    found = _open(path, owner_uid)
-    if found is None:
-        return b""
-    with found as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
-        return file.read(max_bytes)
-
-
-def _open(path: Path, owner_uid: int | None) -> BinaryIO | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return None
-    file = os.fdopen(descriptor, "rb")
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or owner_uid not in (None, status.st_uid):
-        file.close()
-        return None
-    return file
-
-
-class Follower:
-    """The whole lines that a file gets from now on; also of one that was cut or replaced, or that is yet to come.
-
-    Read under the same conditions as by :func:`read_end`.
-    """
-
-    def __init__(self, path: Path, *, owner_uid: int | None = None) -> None:
-        self._path = path
-        self._owner_uid = owner_uid
-        self._inode, self._offset = 0, 0
-        self._begun = b""  # a line without its end
-        found = _open(path, owner_uid)
-        if found is not None:
-            with found as file:
-                status = os.fstat(file.fileno())
-                self._inode, self._offset = status.st_ino, status.st_size
-
-    def new_lines(self) -> list[str]:
-        """What came since the last call, redacted; of a flood the end."""
-        found = _open(self._path, self._owner_uid)
-        if found is None:
-            return []
-        with found as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset, self._begun = status.st_ino, 0, b""
-            if status.st_size - self._offset > _TAIL_BYTES:
-                self._offset, self._begun = status.st_size - _TAIL_BYTES, b""
-            file.seek(self._offset)
-            data = file.read(_TAIL_BYTES)
-            self._offset = file.tell()
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        return [redact(line.decode(errors="replace")) for line in lines]
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or owner_uid not in (None, status.st_uid):
+            return b""
+        file.seek(max(0, status.st_size - max_bytes))
+        return file.read(max_bytes)
 
 
 def tail(path: Path, lines: int, *, owner_uid: int | None = None) -> str:

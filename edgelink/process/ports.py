@@ -112,30 +112,22 @@ def _dumped(family: int) -> Iterator[ListeningSocket]:
                     raise OSError("the kernel tells nothing of listening sockets")
                 message = answer[_HEADER_BYTES:length]
                 (port,), (uid, inode) = struct.unpack_from("!H", message, 4), struct.unpack_from("=II", message, 64)
-                if not _is_loopback(message[8 : 12 if family == socket.AF_INET else 24].tobytes()):
+                if not ip_address(message[8 : 12 if family == socket.AF_INET else 24].tobytes()).is_loopback:
                     yield ListeningSocket(inode, port, uid)
                 answer = answer[(length + 3) & ~3 :]
 
 
 def _listening_by_proc() -> list[ListeningSocket]:
-    found = []
-    for table, loopback in (("tcp", _is_loopback_v4), ("tcp6", _is_loopback_v6)):
-        with suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                fields = line.split()
-                address, _, port = fields[1].rpartition(":")
-                if fields[3] == _LISTEN["tcp"] and not loopback(address):
-                    found.append(ListeningSocket(int(fields[9]), int(port, 16), int(fields[7])))
-    return found
+    rows = _rows("tcp", "tcp6")
+    return [ListeningSocket(row.inode, row.port, row.uid) for row in rows if row.listens and not row.local.is_loopback]
 
 
 def holders_of(inodes: Collection[int]) -> dict[int, set[int]]:
     """All processes that hold each of these sockets, as far as they can be told."""
     found: defaultdict[int, set[int]] = defaultdict(set)
-    wanted = {f"socket:[{inode}]": inode for inode in inodes}
-    for pid in procfs.all_pids() if wanted else ():
-        for link in wanted.keys() & _open_files(pid):
-            found[wanted[link]].add(pid)
+    for pid in procfs.all_pids() if inodes else ():
+        for inode in socket_inodes(pid).intersection(inodes):
+            found[inode].add(pid)
     return found
 
 
@@ -147,9 +139,9 @@ def ports_of_root(programs: Collection[str]) -> dict[str, frozenset[int]]:
         if name in programs and _is_roots(pid):
             inodes |= dict.fromkeys(socket_inodes(pid), name)
     found: defaultdict[str, set[int]] = defaultdict(set)
-    for _, port, _, state, inode in _tcp_rows() if inodes else ():
-        if state == _LISTEN["tcp"] and inode in inodes:
-            found[inodes[inode]].add(port)
+    for row in _rows("tcp", "tcp6") if inodes else ():
+        if row.listens and row.inode in inodes:
+            found[inodes[row.inode]].add(row.port)
     return {name: frozenset(ports) for name, ports in found.items()}
 
 
@@ -161,84 +153,79 @@ def _is_roots(pid: int) -> bool:
 
 def accepted(local: IPv4Address) -> list[Accepted]:
     """The established connections that others have made to ``local``."""
-    rows = list(_tcp_rows())
-    listening = {port for _, port, _, state, _ in rows if state == _LISTEN["tcp"]}
+    rows = list(_rows("tcp", "tcp6"))
+    listening = {row.port for row in rows if row.listens}
+    # An IPv6 socket shows its IPv4 connections as ``::ffff:a.b.c.d``.
     found = [
-        (port, remote, f"socket:[{inode}]")
-        for address, port, remote, state, inode in rows
-        if state == _ESTABLISHED and address == local and port in listening and remote is not None
+        (row, remote)
+        for row in rows
+        if row.state == _ESTABLISHED and _ipv4(row.local) == local and row.port in listening
+        for remote in [_ipv4(row.remote)]
+        if remote is not None
     ]
-    holders = _holders(link for _, _, link in found)
+    held = holders_of({row.inode for row, _ in found})
     return [
-        Accepted(port, procfs.command_of(holders[link]) if link in holders else "", remote)
-        for port, remote, link in found
+        Accepted(row.port, procfs.command_of(next(iter(held[row.inode]))) if row.inode in held else "", remote)
+        for row, remote in found
     ]
 
 
-def _tcp_rows() -> Iterator[tuple[IPv4Address | None, int, IPv4Address | None, str, int]]:
-    """Local address and port, remote address, state, and inode of each TCP socket. None: an IPv6 address."""
-    for table in ("tcp", "tcp6"):
+class _Row(NamedTuple):
+    """A line of the kernel's tables of sockets (proc_net(5))."""
+
+    local: IPv4Address | IPv6Address
+    port: int
+    remote: IPv4Address | IPv6Address
+    state: str
+    uid: int
+    inode: int
+
+    @property
+    def listens(self) -> bool:
+        return self.state == _LISTEN["tcp"]
+
+
+def _rows(*tables: str, directory: str = "/proc/net") -> Iterator[_Row]:
+    """The sockets of these tables, such as ``tcp`` and ``tcp6``. Nothing where they cannot be seen."""
+    for table in tables:
         with suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            for line in Path(directory, table).read_text().splitlines()[1:]:
                 fields = line.split()
                 local, _, port = fields[1].partition(":")
                 remote = fields[2].partition(":")[0]
-                yield _ipv4(local), int(port, 16), _ipv4(remote), fields[3], int(fields[9])
+                uid, inode = int(fields[7]), int(fields[9])
+                yield _Row(_address(local), int(port, 16), _address(remote), fields[3], uid, inode)
 
 
-def _ipv4(words: str) -> IPv4Address | None:
-    """An address of the kernel's table. An IPv6 socket shows its IPv4 connections as ``::ffff:a.b.c.d``."""
-    if len(words) == 8:
-        return IPv4Address(int(words, 16).to_bytes(4, sys.byteorder))
-    parts = [int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, 32, 8)]
-    return IPv6Address(b"".join(parts)).ipv4_mapped
+def _address(words: str) -> IPv4Address | IPv6Address:
+    """``0100007F``: in the machine's byte order, four bytes each."""
+    parts = [int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8)]
+    return IPv4Address(parts[0]) if len(parts) == 1 else IPv6Address(b"".join(parts))
 
 
-def _holders(links: Iterable[str]) -> dict[str, int]:
-    """A process that holds each of these open files, as far as it can be told."""
-    wanted = set(links)
-    holders: dict[str, int] = {}
-    for pid in procfs.all_pids() if wanted else ():
-        for link in wanted & _open_files(pid):
-            holders.setdefault(link, pid)
-    return holders
-
-
-def _is_loopback_v4(address: str) -> bool:
-    return IPv4Address(int(address, 16).to_bytes(4, sys.byteorder)).is_loopback
-
-
-def _is_loopback_v6(address: str) -> bool:
-    words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, 32, 8)]
-    return _is_loopback(b"".join(words))
-
-
-def _is_loopback(address: bytes) -> bool:
-    return ip_address(address).is_loopback
+def _ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | None:
+    return address if isinstance(address, IPv4Address) else address.ipv4_mapped
 
 
 def connections_of(pid: int) -> list[Connection]:
     """The connections that a process holds; empty when it is gone or not ours to see."""
     sockets = socket_inodes(pid)
-    found = []
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _ESTABLISHED and int(fields[9]) in sockets:
-                (local, port), (remote, _) = (_endpoint(field) for field in fields[1:3])
-                found.append(Connection(local, port, remote))
-    return found
+    return [
+        Connection(row.local, row.port, row.remote)
+        for row in _rows("tcp", directory=f"/proc/{pid}/net")
+        if isinstance(row.local, IPv4Address) and isinstance(row.remote, IPv4Address)
+        if row.state == _ESTABLISHED and row.inode in sockets
+    ]
 
 
 def socket_inodes(pid: int) -> set[int]:
     """The inodes of the sockets that a process holds; empty when it is gone or not ours to see."""
-    return {int(link[8:-1]) for link in _open_files(pid) if link.startswith("socket:[")}
-
-
-def _endpoint(field: str) -> tuple[IPv4Address, int]:
-    """``0100007F:1F90``: the address in the machine's byte order, the port in plain hexadecimal."""
-    address, _, port = field.partition(":")
-    return IPv4Address(int(address, 16).to_bytes(4, sys.byteorder)), int(port, 16)
+    directory, links = f"/proc/{pid}/fd", set()
+    with suppress(OSError):
+        for entry in os.listdir(directory):  # noqa: PTH208
+            with suppress(OSError):
+                links.add(os.readlink(f"{directory}/{entry}"))  # noqa: PTH115 (thousands of them)
+    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
 
 
 def is_port_free(protocol: Protocol, address: str, port: int) -> bool:
@@ -270,33 +257,14 @@ def holders(
     wanted: Iterable[tuple[Protocol, int]], address: IPv4Address | None = None
 ) -> dict[tuple[Protocol, int], int | None]:
     """Those of the ports that somebody listens on, with a process that does; None when it cannot be told."""
-    by_link = {f"socket:[{inode}]": key for key in set(wanted) for inode in _listening_inodes(*key, address)}
-    found: dict[tuple[Protocol, int], int | None] = dict.fromkeys(by_link.values())
-    for pid in procfs.all_pids() if by_link else ():
-        for link in by_link.keys() & _open_files(pid):
-            found[by_link[link]] = pid
-    return found
-
-
-def _listening_inodes(protocol: Protocol, port: int, address: IPv4Address | None) -> set[str]:
-    inodes = set()
-    for table in (protocol, f"{protocol}6"):
-        with suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] != _LISTEN[protocol] or int(fields[1].rpartition(":")[2], 16) != port:
-                    continue
-                is_v4 = table == protocol
-                if address is None or not is_v4 or _endpoint(fields[1])[0] in (address, _EVERYWHERE):
-                    inodes.add(fields[9])
-    return inodes
-
-
-def _open_files(pid: int) -> set[str]:
-    directory = f"/proc/{pid}/fd"
-    links = set()
-    with suppress(OSError):
-        for entry in os.listdir(directory):  # noqa: PTH208
-            with suppress(OSError):
-                links.add(os.readlink(f"{directory}/{entry}"))  # noqa: PTH115 (thousands of them)
-    return links
+    keys = set(wanted)
+    by_inode = {
+        row.inode: (protocol, row.port)
+        for protocol in {protocol for protocol, _ in keys}
+        for row in _rows(protocol, f"{protocol}6")
+        if row.state == _LISTEN[protocol] and (protocol, row.port) in keys
+        if address is None or isinstance(row.local, IPv6Address) or row.local in (address, _EVERYWHERE)
+    }
+    held = holders_of(by_inode.keys())
+    found: dict[tuple[Protocol, int], int | None] = dict.fromkeys(by_inode.values())
+    return found | {by_inode[inode]: max(pids) for inode, pids in held.items()}

@@ -49,7 +49,7 @@ class RotationDriver:
         hold_s: how long a change may have to wait for robots in motion at most, as far as is known.
         on_change: called at each look, before the nodes are told.
         """
-        self._wakeup = Wakeup()
+        self.wakeup = Wakeup()
         self._rotations = rotations
         self._topics = topics
         self._refusals = refusals
@@ -72,15 +72,15 @@ class RotationDriver:
                 await self._tell_secrets(session)
                 left_s = self._rotations.left_s()
                 if not is_done:
-                    await self._wakeup.wait(_AGAIN_S)
+                    await self.wakeup.wait(_AGAIN_S)
                 else:
-                    await self._wakeup.wait(_LOOK_S if left_s is None else min(_CHANGING_S, max(0.0, left_s) + _SOON_S))
+                    await self.wakeup.wait(_LOOK_S if left_s is None else min(_CHANGING_S, max(0.0, left_s) + _SOON_S))
         finally:
             self._session = None
 
     def look(self) -> None:
         """Look now; from anywhere: this neither reads nor writes."""
-        self._wakeup.set()
+        self.wakeup.set()
 
     def _go_on(self) -> bool:
         """Put down what nodes say, and change when it is time. Return False while the database fails."""
