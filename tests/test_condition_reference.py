@@ -50,7 +50,7 @@ _BY_OTHERS = {
     "shield/exposure.py: lacks[0][0]",
     "ray_cluster/host_ride_through.py: reason",
     "member/admission.py: answer.reason",
-    "overlay/peers.py: found.reason",
+    "overlay/peers_words.py: found.reason",
 }
 
 
@@ -153,7 +153,7 @@ def said() -> frozenset[Said]:
     trees = {
         path.relative_to(_CODE).as_posix(): parse(text)
         for path in sorted(_CODE.rglob("*.py"))
-        if re.search(r"conditions\.set|condition: ClassVar|Diagnosis\(", text := path.read_text())
+        if re.search(r"conditions\.set|condition: ClassVar|Diagnosis\(|is_not_so\(", text := path.read_text())
         and not path.relative_to(_CODE)
         .as_posix()
         .startswith(("condition_table/", "training/", "testing/", "conditions.py"))
