@@ -198,8 +198,8 @@ def _setting(call: ast.Call, own: str, constants: dict[str, str]) -> tuple[str, 
         return own, _status(call.args[0]), call.args[1]
     if isinstance(call.func, ast.Name) and call.func.id == "Diagnosis":
         return "PeersReachable", Status.FALSE, call.args[0]
-    if isinstance(call.func, ast.Name) and call.func.id in _SAYS and own:
-        return _named(call.args[0]) or own, _SAYS[call.func.id], call.args[1]
+    if isinstance(call.func, ast.Name) and call.func.id in _SAYS and (kind := _named(call.args[0]) or own):
+        return kind, _SAYS[call.func.id], call.args[1]
     if not isinstance(call.func, ast.Attribute):
         return None
     holder, name = ast.unparse(call.func.value), call.func.attr

@@ -76,9 +76,14 @@ def member(tmp_path: Path) -> Membership:
 
 
 def test_what_runs_is_what_is_on_disk_but_for_what_comes_into_use_later(member: Membership) -> None:
-    assert running(Kept(None, None)) is None
-    assert running(Kept(member, None)) == member
-    assert running(Kept(member, member.lease_envelope)) == member
+    former = HeldSecret(0, "the former one")
+    assert running(Kept(None, None, None)) is None
+    assert running(Kept(member, None, None)) == member
+    assert running(Kept(member, member.lease_envelope, None)) == member
+    kept = running(Kept(member, None, former))
+    assert kept is not None
+    assert kept.held == former
+    assert kept.lease == member.lease
 
 
 def test_easytier_runs_on_the_next_secret_only_while_it_is_tried(member: Membership) -> None:

@@ -55,7 +55,7 @@ log = get_logger("bootstrap")
 # Facts that nobody writes here. A relay is nobody's member: its lease and secret are what its registry says, and it has
 # no session. It asks no other node, so that it hears of no answer and misses nobody.
 _UNWRITTEN = {
-    *("lease_in_use", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"),
+    *("lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"),
     *("answering", "silent", "last_answer_s", "nobody_answers", "impostors", "restart_for_pair", "run"),
 }
 

@@ -23,7 +23,7 @@ from edgelink.overlay.diagnosis import CUT_OFF
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.openings import Opening, told
 from edgelink.overlay.targets import Targets
-from edgelink.protocol.held_secret import NetworkTold
+from edgelink.protocol.held_secret import HeldSecret, NetworkTold
 from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
@@ -112,6 +112,7 @@ class Kept:
 
     membership: Membership | None
     lease_in_use: Envelope | None
+    kept_secret: HeldSecret | None
 
 
 def running(now: Kept) -> Membership | None:
@@ -119,6 +120,8 @@ def running(now: Kept) -> Membership | None:
     membership = now.membership
     if membership is not None and now.lease_in_use is not None and now.lease_in_use != membership.lease_envelope:
         membership = membership.with_lease(now.lease_in_use)
+    if membership is not None and now.kept_secret is not None:
+        membership = membership.with_secret(now.kept_secret)
     return membership
 
 

@@ -20,7 +20,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.openings import Opening
 from edgelink.overlay.targets import Targets
 from edgelink.overlay.ways import Ways
-from edgelink.protocol.held_secret import NetworkTold
+from edgelink.protocol.held_secret import HeldSecret, NetworkTold
 from edgelink.protocol.life import Admission
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
@@ -41,6 +41,7 @@ class Facts:
         lease_in_use: the lease that the daemon runs with, whatever is on disk. None: the one on disk.
         next_lease: the newest lease of this node that was heard in this daemon's life.
         coming_lease: a lease on disk that comes into use once Ray has ended.
+        kept_secret: the network's secret that the daemon still runs with although another one is on disk.
         hook_answered: the number of the secret about which this robot's hook has had its say. None: it was not asked.
         tries_next_secret: EasyTier is to run on the next secret: its hour has come, and nobody is heard on this one.
         running: the membership that the daemon runs with. Derived.
@@ -125,6 +126,7 @@ class Facts:
     lease_in_use: Envelope | None = None
     next_lease: HeardLease | None = None
     coming_lease: Lease | None = None
+    kept_secret: HeldSecret | None = None
     hook_answered: int | None = None
     tries_next_secret: bool = False
     running: Membership | None = None

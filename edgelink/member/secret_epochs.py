@@ -30,6 +30,7 @@ from edgelink.protocol.payloads import Rotation
 from edgelink.protocol.refusals import NodeRevokedError
 from edgelink.protocol.statuses import LEASED
 
+KEPT_SECRET: Final[Fact[HeldSecret | None]] = Fact("kept_secret")
 SECRET_CHANGED_S: Final[Fact[float | None]] = Fact("secret_changed_s")
 HOOK_ANSWERED: Final[Fact[int | None]] = Fact("hook_answered")
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
@@ -151,6 +152,7 @@ class SecretEpochs(Part[Inputs, TakeUp | Record]):
         self._conditions = conditions
         self._clock = clock
         self._after_s = _AFTER_RELAYS_S + _SPREAD_S * spread()
+        self._keep = board.claim(KEPT_SECRET, self.name)
         self._put_changed_s = board.claim(SECRET_CHANGED_S, self.name)
 
     def refuse_revoked(self) -> None:
@@ -172,38 +174,41 @@ class SecretEpochs(Part[Inputs, TakeUp | Record]):
             return Decision()
         held = followed(now.running.held, network)
         if held != now.running.held:
-            wait_s = self._wait_s(now, held, at_s)
-            return Decision(does=TakeUp(held)) if wait_s <= 0 else Decision(again_s=wait_s)
+            return Decision(does=TakeUp(held))
         asks = unanswered(now) if self._hook.is_set else None
         if network.is_on_disk:
             return Decision((_said(now, held, asks),), again_s=LOOK_S)
         return Decision((_said(now, held, asks),), Record(), _FULL_DISK_S)
 
-    def _wait_s(self, now: Inputs, held: HeldSecret, at_s: float) -> float:
-        """Return for how long relays come first: nobody could dial one that is still on the former secret."""
-        assert now.running is not None
-        hour_s = now.network.hours.get(held.epoch)
-        is_here = held.epoch == now.running.held.epoch or now.tries_next_secret or now.running.lease.is_relay
-        return 0.0 if is_here or hour_s is None else hour_s + self._after_s - at_s
-
     async def act(self, action: TakeUp | Record) -> None:
         match action:
             case TakeUp(held):
-                self._take_up(held)
+                await self._take_up(held)
             case Record():
                 self._registry.settle_network()
 
-    def _take_up(self, held: HeldSecret) -> None:
-        """Write the secrets down before they are used."""
+    async def _take_up(self, held: HeldSecret) -> None:
+        """Write the secrets down before they are used. Relays come first: nobody could dial one that is behind."""
         hide(held.secret, held.next_secret or "")
-        membership = self._board.select(Inputs).running
+        now = self._board.select(Inputs)
+        membership = now.running
         assert membership is not None  # the plan has seen it, and nobody forgets it
-        self._store.change(lambda present: present.holding(held))
-        if held.epoch == membership.held.epoch:
-            log.info("node.secret_prepared", epoch=held.next_epoch)
-            return
-        log.info("node.secret_changed", epoch=held.epoch)
-        self._put_changed_s(self._clock.monotonic_s())
+        is_another = held.epoch != membership.held.epoch
+        if is_another:
+            self._keep(membership.held)
+        try:
+            self._store.change(lambda present: present.holding(held))
+            if not is_another:
+                log.info("node.secret_prepared", epoch=held.next_epoch)
+                return
+            log.info("node.secret_changed", epoch=held.epoch)
+            now_s = self._clock.monotonic_s()
+            left_s = now.network.hours.get(held.epoch, now_s) + self._after_s - now_s
+            if left_s > 0 and not membership.lease.is_relay:
+                await self._clock.sleep(left_s)
+            self._put_changed_s(self._clock.monotonic_s())
+        finally:
+            self._keep(None)
 
 
 def followed(held: HeldSecret, network: NetworkTold) -> HeldSecret:

@@ -5,7 +5,7 @@ daemon, and ``SecretCurrent`` for the whole network.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 from edgelink.api.server import Caller, Route, stream_route, user_name
@@ -51,22 +51,13 @@ class Holder(Protocol):
 
 @dataclass(frozen=True)
 class NodeStep:
-    """How far one node is, in words."""
+    """How far one node is, in words. ``relay``: it is one."""
 
     hostname: str
     state: str
-    is_done: bool
-    is_online: bool
-    is_relay: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "hostname": self.hostname,
-            "state": self.state,
-            "done": self.is_done,
-            "online": self.is_online,
-            "relay": self.is_relay,
-        }
+    done: bool
+    online: bool
+    relay: bool
 
 
 class RelaySecrets:
@@ -190,11 +181,11 @@ class RelaySecrets:
             if rows != last:
                 last = rows
                 after_s = round(now_s - started_s, 1)
-                yield {"event": "nodes", "after_s": after_s, "nodes": [row.to_dict() for row in rows]}
+                yield {"event": "nodes", "after_s": after_s, "nodes": [asdict(row) for row in rows]}
             if changed_s is None and rotations.secret_epoch >= target:
                 changed_s = now_s
             if changed_s is not None and (
-                all(row.is_done for row in rows if row.is_online) or now_s > changed_s + _CHANGED_S
+                all(row.done for row in rows if row.online) or now_s > changed_s + _CHANGED_S
             ):
                 break
             if now_s > until_s:
@@ -209,7 +200,7 @@ class RelaySecrets:
         yield {
             "event": "done",
             "after_s": round(holder.clock.monotonic_s() - started_s, 1),
-            "behind": [row.to_dict() for row in rows if not row.is_done],
+            "behind": [asdict(row) for row in rows if not row.done],
         }
 
     def _rows(self, coming: RotationRecord | None, target: int) -> list[NodeStep]:
@@ -229,7 +220,7 @@ class RelaySecrets:
             else:
                 state = f"is told of secret {target}"
             rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay))
-        return sorted(rows, key=lambda row: (not row.is_relay, row.hostname))
+        return sorted(rows, key=lambda row: (not row.relay, row.hostname))
 
     def _is_online(self, lease: Lease) -> bool:
         status = self._holder.registry.statuses.get(lease.node_id)
