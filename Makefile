@@ -147,7 +147,7 @@ bench-training: setup ## the built-in trainer: against a reference PPO, over a W
 
 soak: setup machine ## the tests at full length: the registry killed 300 times, 10,500 steps of its model, then netns tests, ROUNDS times
 	@.ci/system-packages $(SOAK_PROGRAMS)
-	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_{crash,hostile_inputs,model}.py
+	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_relay_{crash,hostile_inputs,model}.py
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest -m hypothesis tests
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  EDGELINK_SOAK=1 EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest $(NETNS) --exitfirst; done

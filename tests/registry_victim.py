@@ -1,4 +1,4 @@
-"""A registry that is killed at work: run by test_registry_crash.py, which sends one line a life.
+"""A registry that is killed at work: run by test_relay_crash.py, which sends one line a life.
 
 Each line is ``DIRECTORY LIFE WORK WHEN``: a forked child opens the registry in DIRECTORY, serves it on a broker in
 memory, and does WORK (a function below), until it is SIGKILLed: after WHEN milliseconds of work (``+WHEN``: since it
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from registry_world import ADDRESSES
-from test_registry_service_enrol import Relay
+from test_relay_service_enrol import Relay
 
 from edgelink import fault_points
 from edgelink.conditions import ConditionSet

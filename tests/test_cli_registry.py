@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from registry_world import World
 from structlog.testing import capture_logs
 from telling import Words
-from test_registry_service_enrol import FakeBroker
+from test_relay_service_enrol import FakeBroker
 
 from edgelink.api.server import LocalApi, only_one
 from edgelink.cli import token

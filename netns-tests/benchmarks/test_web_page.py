@@ -19,7 +19,7 @@ from edgelink.telemetry.dashboard import _REST_S
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from head_world import EDGE_1, member
-from test_roles_dashboard import RELAY, World
+from test_telemetry_dashboard import RELAY, World
 
 NODES = 500
 LOADS, EVENTS = 10, 20

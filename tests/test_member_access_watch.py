@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from registry_world import World
 from session_world import Network
-from test_registry_network_watch import Disk
+from test_member_network_watch import Disk
 
 from edgelink.config import Config
 from edgelink.errors import UntrustedError

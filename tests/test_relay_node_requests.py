@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from registry_world import ADDRESSES, World
 from telling import refuses
-from test_registry_service_enrol import ADDRESS
-from test_registry_service_enrol import Relay as ServingRelay
+from test_relay_service_enrol import ADDRESS
+from test_relay_service_enrol import Relay as ServingRelay
 
 from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, RegistryUnavailableError
 from edgelink.member.enrol_request import exchange

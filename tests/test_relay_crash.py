@@ -62,7 +62,7 @@ def victims() -> Iterator[Victims]:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """In memory: what a SIGKILL leaves of a file is the same there; of its fsync test_registry_synced.py tells."""
+    """In memory: what a SIGKILL leaves of a file is the same there; of its fsync test_relay_synced.py tells."""
     with TemporaryDirectory(dir=IN_MEMORY) as directory:
         yield Path(directory)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_registry_service_enrol import Relay
+from test_relay_service_enrol import Relay
 
 from edgelink.errors import UntrustedError
 from edgelink.log import recent

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from registry_world import World
 from telling import refuses
-from test_registry_service_enrol import Relay
+from test_relay_service_enrol import Relay
 
 from edgelink.conditions import Status
 from edgelink.errors import LeaseConflictError, RegistryError
