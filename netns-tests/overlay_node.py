@@ -21,12 +21,12 @@ from edgelink.config import OverlayConfig, Paths
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.facts.part import run_part
-from edgelink.overlay import preflight
+from edgelink.overlay import before_easytier
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
+from edgelink.overlay.easytier_load import LoadReconciler
 from edgelink.overlay.link import LinkMonitor
-from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import held_tun, mend_device
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
@@ -90,7 +90,7 @@ async def main(settings: dict[str, object]) -> None:
         links=links,
         conditions=conditions,
         clock=clock,
-        preflight=preflight.check,
+        preflight=before_easytier.check,
         private_hosts=PrivateHosts(paths.state),
         guard=TableKeeper(
             rpc_guard(config.rpc_port, config.device, OverlayRules(spec.overlay_ip, usable=frozenset(members))),

@@ -31,7 +31,7 @@ from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import ClusterSpec, Envelope, Lease
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.local_ray import LocalRay
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
 from edgelink.testing.facts import give

@@ -568,7 +568,7 @@ def test_a_page_too_many_says_so(world: MakeWorld, browser: Browser, monkeypatch
     """Not just that it reconnects, over nothing; and comes up once there is room."""
     head = world(14)
     with monkeypatch.context() as patch:
-        patch.setattr("edgelink.api.web.server._MOST_FOLLOWERS", 0)
+        patch.setattr("edgelink.api.web.page_server._MOST_FOLLOWERS", 0)
         browser.driver.get(head.link())
         browser.until("document.getElementById('notice').textContent.includes('pages of this head are open')")
         assert browser.run("document.getElementById('page').hidden")

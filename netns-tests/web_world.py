@@ -27,7 +27,7 @@ from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import History, metric_names
 from edgelink.api.web.login import Logins
 from edgelink.api.web.model import Head, Measure, NodeRow, Placed, Rate, RunView, Snapshot, TrafficSample
-from edgelink.api.web.server import WebPage
+from edgelink.api.web.page_server import WebPage
 from edgelink.clock import SystemClock
 from edgelink.conditions import Status
 from edgelink.protocol.payloads import ConditionReport

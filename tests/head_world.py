@@ -18,10 +18,10 @@ from edgelink.daemon import head
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Table
 from edgelink.protocol.payloads import Directory, DirectoryEntry, NodeStatus
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give
 from edgelink.testing.payloads import entry

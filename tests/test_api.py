@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from telling import refuses
 
-from edgelink.api import connections, server
+from edgelink.api import connection_limit, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call, how_to_start
 from edgelink.api.server import Caller, LocalApi, route, stream_route, user_name
 from edgelink.cli.status import daemons_here
@@ -48,7 +48,7 @@ async def test_an_answer_and_the_caller_are_what_they_are(tmp_path: Path) -> Non
 async def test_a_user_keeps_no_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every local user may connect, and could take all of the daemon's descriptors. What is open stays open."""
     callers = [1000]
-    monkeypatch.setattr(connections, "_user", lambda _transport: callers[-1])
+    monkeypatch.setattr(connection_limit, "_user", lambda _transport: callers[-1])
     monkeypatch.setattr(server, "_MOST_OF_A_USER", 2)
     api = LocalApi(tmp_path / "s")
 

@@ -22,8 +22,8 @@ from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.ray_cluster.versions import Versions
 from edgelink.relay.relay_addresses import overlay_peers, stun_servers
 from edgelink.runs.progress import missing_in_words

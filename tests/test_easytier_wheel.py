@@ -18,7 +18,7 @@ from edgelink.easytier_wheel.answers import answer
 from edgelink.easytier_wheel.arguments import parse
 from edgelink.easytier_wheel.core import Rpc
 from edgelink.easytier_wheel.events import lines_of
-from edgelink.overlay.events import Refusal, last_refusal
+from edgelink.overlay.easytier_events import Refusal, last_refusal
 from edgelink.overlay.status import parse_json, parse_next_hops
 
 FILE = """

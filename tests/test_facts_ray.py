@@ -12,7 +12,7 @@ from edgelink.condition_table import Place
 from edgelink.facts.derive import Patience, ride_through_s
 from edgelink.protocol.payloads import Directory, DirectoryEntry
 from edgelink.ray_cluster.held_run import HeldRun
-from edgelink.ray_cluster.membership import RayMember, alive_with_rank
+from edgelink.ray_cluster.ray_members import RayMember, alive_with_rank
 from edgelink.runs.roster import Candidates, Joining, publishable, ranks
 from edgelink.testing.payloads import cluster_spec
 

@@ -12,8 +12,8 @@ import pytest
 from telling import refuses
 
 from edgelink.errors import EasyTierNotFoundError
-from edgelink.overlay.capabilities import Capabilities, parse_version
 from edgelink.overlay.config_file import OverlaySpec, argv, environment, render
+from edgelink.overlay.easytier_capabilities import Capabilities, parse_version
 
 SPEC = OverlaySpec(
     hostname="edge-1",

@@ -6,9 +6,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
+from edgelink.overlay.address_holders import impostors, twins
 from edgelink.overlay.diagnosis import diagnose
-from edgelink.overlay.events import Refusal, last_refusal
-from edgelink.overlay.identity import impostors, twins
+from edgelink.overlay.easytier_events import Refusal, last_refusal
 from edgelink.overlay.status import Peer
 
 RELAY, HEAD, OWN = IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")

@@ -14,7 +14,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from edgelink.errors import MissingDependencyError, OverlayAddressError, OverlayError
-from edgelink.overlay import preflight
+from edgelink.overlay import before_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
@@ -128,11 +128,11 @@ async def test_who_pushes_a_route_does_not_keep_the_overlay_down(
     monkeypatch: pytest.MonkeyPatch, is_connected: bool, is_refused: bool
 ) -> None:
     """Our own rule comes before it. A device with an address in the overlay's network is refused."""
-    monkeypatch.setattr(preflight, "check_machine", lambda: None)
+    monkeypatch.setattr(before_easytier, "check_machine", lambda: None)
     links = FakeLinks()
     links.networks = [LocalNetwork("eth0", IPv4Network("10.10.0.0/25"), is_connected=is_connected)]
     with pytest.raises(OverlayAddressError) if is_refused else nullcontext():
-        await preflight.check(replace(SPEC, rpc_port=0), links)
+        await before_easytier.check(replace(SPEC, rpc_port=0), links)
 
 
 def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> No
 def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """No /dev/net/tun: named before anything is started."""
     with pytest.raises(MissingDependencyError, match="no TUN devices") as caught:
-        preflight.check_machine(tun=tmp_path / "tun")
+        before_easytier.check_machine(tun=tmp_path / "tun")
     assert "modprobe tun" in caught.value.hint
 
 
@@ -165,9 +165,9 @@ def test_a_daemon_without_a_right_is_refused(
     """No right to make devices, or to bind sockets to them: named, with the container flags."""
     (tmp_path / "tun").touch()
     monkeypatch.setattr(procfs, "has_capability", lambda asked: asked != number)
-    monkeypatch.setattr(preflight, "may_bind_to_devices", lambda: False)
+    monkeypatch.setattr(before_easytier, "may_bind_to_devices", lambda: False)
     with pytest.raises(MissingDependencyError, match=name) as caught:
-        preflight.check_machine(tun=tmp_path / "tun")
+        before_easytier.check_machine(tun=tmp_path / "tun")
     assert caught.value.condition_reason == reason
 
 
@@ -178,9 +178,9 @@ def test_a_busy_port_names_its_holder() -> None:
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(OverlayError, match=rf"{port}.*held by \S+ \(pid \d+\)") as caught:
-            preflight.check_ports(replace(SPEC, rpc_port=port))
+            before_easytier.check_ports(replace(SPEC, rpc_port=port))
         assert "overlay.rpc_port" in caught.value.hint
         with pytest.raises(OverlayError, match=str(port)) as caught:
-            preflight.check_ports(replace(SPEC, rpc_port=1, listeners=(f"tcp://127.0.0.1:{port}",)))
+            before_easytier.check_ports(replace(SPEC, rpc_port=1, listeners=(f"tcp://127.0.0.1:{port}",)))
         assert "overlay.listeners" in caught.value.hint
-    preflight.check_ports(replace(SPEC, rpc_port=port, listeners=("tcp://0.0.0.0:0",)))
+    before_easytier.check_ports(replace(SPEC, rpc_port=port, listeners=("tcp://0.0.0.0:0",)))

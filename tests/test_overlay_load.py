@@ -8,14 +8,14 @@ import pytest
 from overlay_world import World, paths, world  # noqa: F401
 
 from edgelink.conditions import Condition, Status
-from edgelink.overlay.load import LoadReconciler
+from edgelink.overlay.easytier_load import LoadReconciler
 from edgelink.process import ProcessUsage
 
 
 async def test_a_spinning_easytier_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a fifth of a core for half a minute without traffic makes the condition False; traffic excuses it."""
     cpu_s = 0.0
-    monkeypatch.setattr("edgelink.overlay.load.usage", lambda pid: ProcessUsage(cpu_s, 0))
+    monkeypatch.setattr("edgelink.overlay.easytier_load.usage", lambda pid: ProcessUsage(cpu_s, 0))
     load = LoadReconciler(
         process=world.process, links=world.links, device="et0", conditions=world.conditions, clock=world.clock
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgelink.placement import Node, Plan, plan
-from edgelink.placement.load import parse_yaml
+from edgelink.placement.cluster_file import parse_yaml
 
 HETEROGENEOUS = """
 cluster:

@@ -9,7 +9,7 @@ import pytest
 from telling import Words
 
 from edgelink.placement import Driver, InvalidClusterError, Node, Plan, plan, rlinf_rules
-from edgelink.placement.load import read_cluster_file
+from edgelink.placement.cluster_file import read_cluster_file
 
 
 def node(rank: int, gpus: int = 0, **known: Any) -> Node:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgelink.placement import RLINF_0_3, InvalidClusterError, RlinfRules, plan, rlinf_rules
-from edgelink.placement.load import parse_yaml
+from edgelink.placement.cluster_file import parse_yaml
 
 _LINES = lzma.decompress((Path(__file__).parent / "vectors/placement.jsonl.xz").read_bytes()).splitlines()
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in map(json.loads, _LINES)}

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from edgelink.config import RayConfig
 from edgelink.errors import ConfigError
-from edgelink.ray_cluster import command, environment
-from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster import command, ray_environment
 from edgelink.ray_cluster.interpreter import RayUser
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.ride_through import ray_settings
 
 NEW = RayCapabilities.for_version("2.60.0")
@@ -27,7 +27,7 @@ TOKEN_FILE = Path("/run/edgelink/ray/token")
 def ray_environment(
     capabilities: RayCapabilities = NEW, token_path: Path | None = TOKEN_FILE, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    return environment.ray_environment(
+    return ray_environment.ray_environment(
         python=PYTHON,
         user=USER,
         capabilities=capabilities,
@@ -41,7 +41,7 @@ def ray_environment(
 
 
 def granted(token_path: Path | None = TOKEN_FILE) -> dict[str, str]:
-    return environment.driver_variables(
+    return ray_environment.driver_variables(
         python=PYTHON,
         capabilities=NEW,
         head_ip=HEAD,
@@ -104,7 +104,7 @@ def test_a_nodes_own_variables_are_added() -> None:
 def test_workers_begin_with_the_import_hook_and_then_their_nodes_code() -> None:
     """And have as long to wait as the outage, and TCP's next try after it, may take."""
     hook = Path("/run/edgelink/import-hook/1000")
-    found = environment.ray_environment(
+    found = ray_environment.ray_environment(
         python=PYTHON,
         user=USER,
         capabilities=NEW,
@@ -118,7 +118,7 @@ def test_workers_begin_with_the_import_hook_and_then_their_nodes_code() -> None:
     )
     assert (found["EDGELINK_IMPORT_HOOK"], found["PYTHONPATH"]) == (str(hook), f"{hook}:/opt/vendor")
     assert int(found["EDGELINK_GRPC_TIMEOUT_MS"]) >= 1000 * (120 + 120)
-    assert environment.of_machine(found, ("PYTHONPATH",))["PYTHONPATH"] == "/opt/vendor"
+    assert ray_environment.of_machine(found, ("PYTHONPATH",))["PYTHONPATH"] == "/opt/vendor"
     assert "PYTHONPATH" not in ray_environment()
 
 
@@ -139,7 +139,7 @@ def test_auth_mode_is_always_said_where_ray_knows_it() -> None:
 def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
     """RLinf carries what differs between driver and head to all nodes: here nothing does."""
     settings = ray_settings(120)
-    command = environment.command_environment(
+    command = ray_environment.command_environment(
         python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6379, ride_through_s=120, token_path=TOKEN_FILE
     )
     for found in (ray_environment(), command, granted()):
@@ -149,7 +149,7 @@ def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
 
 def test_what_is_this_machines_own_is_told_apart() -> None:
     """A driver gets these as the head's Ray has them: RLinf would carry other values to all nodes."""
-    assert environment.of_machine(ray_environment()) == {
+    assert ray_environment.of_machine(ray_environment()) == {
         "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/home/robot",
         "USER": "robot",
@@ -162,12 +162,12 @@ def test_what_a_node_was_given_is_its_own() -> None:
     """A driver beside that Ray has it, too, and RLinf, which carries what differs, carries nothing."""
     own = {"CUDA_VISIBLE_DEVICES": "2,3"}
     started_with = ray_environment(own=own)
-    assert environment.of_machine(started_with, own) == {**environment.of_machine(started_with), **own}
+    assert ray_environment.of_machine(started_with, own) == {**ray_environment.of_machine(started_with), **own}
 
 
 def test_command_environment_makes_ray_status_work() -> None:
     """Address, authentication and PATH are there."""
-    found = environment.command_environment(
+    found = ray_environment.command_environment(
         python=PYTHON,
         capabilities=NEW,
         head_ip=HEAD,

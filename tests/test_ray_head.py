@@ -18,7 +18,7 @@ from edgelink.errors import PortBusyError, RayClusterError
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import Role
 from edgelink.ray_cluster.cluster_spec import OwnEpoch
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.testing.clock import FakeClock, eventually
 from edgelink.testing.payloads import entry_of
 

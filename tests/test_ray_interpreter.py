@@ -14,10 +14,10 @@ from telling import refuses
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError, RayClusterError
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, how_to_install, inspect_interpreter, resolve_user, user_of
 from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 
 OWN = os.geteuid()
 

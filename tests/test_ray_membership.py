@@ -7,7 +7,7 @@ import sys
 
 from edgelink.clock import SystemClock
 from edgelink.facts.facts import Facts
-from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
+from edgelink.ray_cluster.ray_members import RAY_MEMBERS, MembershipWatch, RayMember, departed, known_dead
 from edgelink.testing import eventually
 from edgelink.testing.facts import GivenBoard
 

@@ -10,7 +10,7 @@ from ray_bench import Bench, edge_bench, firewalls, gcs, head_bench, head_port  
 from edgelink.errors import VersionMismatchError
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import Role
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.testing.clock import FakeClock
 from edgelink.testing.payloads import entry_of
 

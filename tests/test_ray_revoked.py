@@ -8,7 +8,7 @@ from ray_bench import Bench, firewalls, head_bench  # noqa: F401
 from edgelink.errors import HeadUnreachableError
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.payloads import ClusterMember, Role
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.testing.clock import FakeClock
 from edgelink.testing.payloads import entry_of
 

@@ -24,7 +24,7 @@ from edgelink.launch.run_account import RunAccount
 from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.protocol.payloads import NodeStatus
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.runs.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from edgelink.launch.connections import ConnectionsQuestion, without_other_end
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, without_other_end
 from edgelink.runs.app_connections import connections
 
 HERE, ELSEWHERE = IPv4Address("127.0.0.1"), IPv4Address("127.0.0.9")

@@ -11,8 +11,8 @@ import pytest
 from telling import Words, refuses
 
 from edgelink.errors import ExitCode
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, Ends
 from edgelink.launch.apps_file import AppsFile, Where
-from edgelink.launch.connections import ConnectionsQuestion, Ends
 from edgelink.launch.remote_channel import OUTPUT
 from edgelink.launch.remote_program import ConnectionLostError, Program, RemoteProgramError
 from edgelink.runs.apps import AppsRun

@@ -17,8 +17,8 @@ from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.protocol.payloads import ConditionReport, EdgesOpenTo, NodeStatus
-from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember, strangers
 from edgelink.ray_cluster.versions import Versions
 from edgelink.testing.facts import give
 

@@ -10,7 +10,7 @@ from any_text import any_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgelink.training.environment import JOB_CONFIG, Fate, Grant, decide, kind_of
+from edgelink.training.driver_environment import JOB_CONFIG, Fate, Grant, decide, kind_of
 from edgelink.training.framework import FRAMEWORKS, OPENRLHF, PLAIN, RLINF, VERL, Framework, Kind
 
 OF_RAY = {"HOME": "/home/robot", "USER": "robot", "LOGNAME": "robot", "PATH": "/opt/venv/bin:/usr/bin", "LANG": "C"}

@@ -19,7 +19,7 @@ from edgelink.api.sites import LOOPBACK, Place, listening_socket
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.login import LINK_LIVES_S, SESSION_LIVES_S, Logins
 from edgelink.api.web.model import Head, Snapshot
-from edgelink.api.web.server import WebPage, is_own_name
+from edgelink.api.web.page_server import WebPage, is_own_name
 from edgelink.errors import NotRecordedError
 from edgelink.testing import FakeClock
 

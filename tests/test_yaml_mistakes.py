@@ -12,7 +12,7 @@ from telling import Words
 from edgelink.config import Config, load_config
 from edgelink.errors import EdgelinkError
 from edgelink.placement import InvalidClusterError, check_before_waiting, load_nodes_file
-from edgelink.placement.load import read_cluster_file, read_yaml
+from edgelink.placement.cluster_file import read_cluster_file, read_yaml
 from edgelink.training.trainer.options import parse
 
 _ROOT = Path(__file__).parent.parent

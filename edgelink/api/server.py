@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from edgelink.api.client import DEFECT
-from edgelink.api.connections import few_of_each_user, ids_of
+from edgelink.api.connection_limit import few_of_each_user, ids_of
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import private_directory

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address
 
 from aiohttp import web
 
-from edgelink.api.connections import newest
+from edgelink.api.connection_limit import newest
 from edgelink.clock import Clock
 from edgelink.outage import Outage
 
@@ -43,7 +43,7 @@ class Sites:
         known: set[asyncio.BaseProtocol] | None = None,
     ) -> None:
         """``told`` of each place that is served now, and of each new reason why one is not; ``known``: connections
-        that strangers cannot have closed by connecting (:func:`edgelink.api.connections.newest`)."""
+        that strangers cannot have closed by connecting (:func:`edgelink.api.connection_limit.newest`)."""
         self._runner = runner
         self._port = port
         self._clock = clock

@@ -12,7 +12,7 @@ from edgelink.cli.rlinf_program import InstalledRlinf, installed_rlinf, note_own
 from edgelink.cli.users_python import ask, interpreters
 from edgelink.errors import PlacementError
 from edgelink.placement import InvalidClusterError, Notice, RlinfRules, rlinf_rules
-from edgelink.placement.load import YamlFile, read_yaml, section_of
+from edgelink.placement.cluster_file import YamlFile, read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
 _REFUSED = 4  # of the helper

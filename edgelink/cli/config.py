@@ -69,10 +69,10 @@ def usable(file: Path | None) -> Config:
 
 def _ray_in_words(config: Config) -> str:
     """Which Ray ``ray.python`` has. Raises ConfigError, MissingDependencyError: none that can be used."""
-    from edgelink.ray_cluster.capabilities import RayCapabilities
     from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker
     from edgelink.ray_cluster.no_ray import NO_RAY_IN_WORDS
     from edgelink.ray_cluster.pythons import NOBODY_UID, asker_of
+    from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 
     if not config.ray.enabled:
         return NO_RAY_IN_WORDS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgelink.training.environment import DriverEnvironment, Fate, Grant, decide, kind_of
+from edgelink.training.driver_environment import DriverEnvironment, Fate, Grant, decide, kind_of
 from edgelink.training.framework import Framework, Kind
 
 # Every shell has these, and nobody misses them in a driver.

@@ -23,8 +23,8 @@ from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
 from edgelink.duration import brief
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, Ends, bytes_in
 from edgelink.launch.apps_file import AppsFile, Where, check_nodes, filled, read_apps_file
-from edgelink.launch.connections import ConnectionsQuestion, Ends, bytes_in
 from edgelink.launch.node_programs import NodePrograms, Starter, answer_of
 from edgelink.launch.program_output import to_terminal
 from edgelink.launch.remote_program import REFUSED, remote_connections

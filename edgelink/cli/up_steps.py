@@ -40,12 +40,12 @@ from edgelink.files import not_recorded, write_atomic
 from edgelink.member.enrolment import Enrolment
 from edgelink.member.join import join, refuse_other_network
 from edgelink.overlay.acquisition import CORE_VARIABLE, acquire, find_easytier
-from edgelink.overlay.preflight import check_machine
+from edgelink.overlay.before_easytier import check_machine
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.token import Token
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser, inspect_interpreter, named_user, user_of
 from edgelink.ray_cluster.pythons import candidates, find_pythons, owner_of
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.relay.broker import find_mosquitto
 from edgelink.relay.relay_addresses import outgoing_address, relay_addresses
 from edgelink.service.installation import roles_of

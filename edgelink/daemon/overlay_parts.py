@@ -29,11 +29,11 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import RelaysDialled
+from edgelink.overlay.easytier_load import LoadReconciler
 from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.identities import Identities
-from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.overlay_keeper import OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.path_watch import PathWatch, Way

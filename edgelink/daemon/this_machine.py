@@ -17,7 +17,7 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.files import Files
 from edgelink.member.machine import machine_parts
-from edgelink.overlay import echo, impostors, mend, preflight, punching, stale, traffic, ways
+from edgelink.overlay import before_easytier, echo, impostors, mend, punching, stale, traffic, ways
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
@@ -136,8 +136,8 @@ class ThisMachine:
         return find_easytier(configured, default_cache_dir())
 
     async def preflight(self, spec: OverlaySpec, links: LinkMonitor) -> None:
-        """Refuse to start EasyTier where it cannot work; see :func:`edgelink.overlay.preflight.check`."""
-        await preflight.check(spec, links)
+        """Refuse to start EasyTier where it cannot work; see :func:`edgelink.overlay.before_easytier.check`."""
+        await before_easytier.check(spec, links)
 
     def private_hosts(self, directory: Path) -> PrivateHosts:
         """Return the hosts file that EasyTier alone sees."""

@@ -10,7 +10,7 @@ from edgelink.config.schemes import tcp_ends
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped, text_of
 from edgelink.doctor.own_ports import own_ports
 from edgelink.errors import MissingDependencyError
-from edgelink.overlay import preflight
+from edgelink.overlay import before_easytier
 from edgelink.overlay.congestion import CONTROL
 from edgelink.process import procfs
 from edgelink.process.port_ranges import listed as ranges_listed
@@ -32,7 +32,7 @@ def tun(surroundings: Surroundings) -> Finding:
         return skipped("the overlay is one that was there already (overlay.kind: existing)")
     device = surroundings.root / "dev/net/tun"
     try:
-        preflight.check_tun(device)
+        before_easytier.check_tun(device)
     except MissingDependencyError as error:
         if isinstance(error.__cause__, PermissionError) and not surroundings.probes.is_root:
             return NOT_ROOT

@@ -9,8 +9,8 @@ from edgelink import __version__
 from edgelink.config import Paths
 from edgelink.doctor.check import Finding, Surroundings, failed, limited, listed, ok, refused, skipped
 from edgelink.errors import EdgelinkError
-from edgelink.overlay.capabilities import NEWEST_KNOWN, parse_version
-from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.overlay.easytier_capabilities import NEWEST_KNOWN, parse_version
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 from edgelink.wording import role_in_words
 

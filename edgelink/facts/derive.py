@@ -39,8 +39,8 @@ from edgelink.protocol.payloads import (
     Role,
 )
 from edgelink.ray_cluster.held_run import HeldRun
-from edgelink.ray_cluster.membership import RayMember, alive_with_rank
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember, alive_with_rank
 from edgelink.ray_cluster.versions import Versions
 
 RUNNING: Final[Fact[Membership | None]] = Fact("running")

@@ -26,8 +26,8 @@ from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
 from edgelink.ray_cluster.cluster_spec import OwnEpoch
 from edgelink.ray_cluster.held_run import HeldRun, Meeting, Ranks
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.ray_cluster.versions import Versions
 from edgelink.ray_cluster.wishes import Wishes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink.errors import DeadlineError, LabError, MissingDependencyError
-from edgelink.lab import login, mount_points, namespaces, node_files, wan
+from edgelink.lab import login_environment, mount_points, namespaces, node_files, wan
 from edgelink.lab.processes import (
     PinnedProcess,
     kill_all_in,
@@ -118,7 +118,7 @@ class Lab:
 
     def _switch_on(self, nodes: Sequence[LabNode], links: Sequence[Link], state: LabState) -> None:
         """Hold the network namespaces of ``nodes``, which exist, and connect them."""
-        environ = {"PATH": login.SYSTEM_PATH, _HOLDER_MARKER: self.name}
+        environ = {"PATH": login_environment.SYSTEM_PATH, _HOLDER_MARKER: self.name}
         holders = namespaces.start_holders(
             {n.name: namespaces.holder_spec(self.name, n, self.node_directory(n.name), state.shm_size) for n in nodes},
             environ,
@@ -266,7 +266,7 @@ class Lab:
 
     def environment(self, node: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """What somebody who logs in on the node has: nothing of the caller's but the kind of terminal."""
-        return login.environment(
+        return login_environment.environment(
             self.name,
             node,
             home=self.node_directory(node) / "home",

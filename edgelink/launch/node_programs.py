@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Protocol
 
+from edgelink.launch.app_connections_asked import Ends
 from edgelink.launch.apps_file import Where
-from edgelink.launch.connections import Ends
 from edgelink.launch.remote_channel import MAX_DATA_BYTES, OUTPUT
 from edgelink.launch.remote_program import Program, RemoteProgramError, remote_program
 from edgelink.launch.remote_runner import end_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgelink.launch.connections import Ends
+from edgelink.launch.app_connections_asked import Ends
 
 
 class PortProgress:

@@ -24,7 +24,7 @@ from nacl.public import PrivateKey
 from edgelink.api.client import call
 from edgelink.errors import EdgelinkError, ExitCode, UntrustedError
 from edgelink.launch import remote_channel as channel
-from edgelink.launch.connections import ConnectionsQuestion, Ends, bytes_in
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, Ends, bytes_in
 from edgelink.launch.remote_channel import HELLO_WITHIN_S, PORT, Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_runner import keep_alive
 from edgelink.timeouts import timeout

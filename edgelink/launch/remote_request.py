@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from edgelink.config.models import ExecConfig, Port
 from edgelink.errors import UntrustedError
-from edgelink.launch.connections import ConnectionsQuestion
+from edgelink.launch.app_connections_asked import ConnectionsQuestion
 from edgelink.protocol.keys import Kind, open_envelope
 from edgelink.protocol.payloads import Base64, CutText, Directory, DirectoryEntry, Envelope, NodeId, Payload, Role
 

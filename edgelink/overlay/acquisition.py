@@ -28,7 +28,7 @@ from typing import Literal
 
 from edgelink.easytier_wheel import DISTRIBUTION, MODULE
 from edgelink.errors import EasyTierNotFoundError
-from edgelink.overlay.capabilities import Capabilities, parse_version
+from edgelink.overlay.easytier_capabilities import Capabilities, parse_version
 
 DEFAULT_BASE_URL = "https://github.com/EasyTier/EasyTier/releases/download"
 CORE_VARIABLE = "EDGELINK_EASYTIER"  # the easytier-core to use, its easytier-cli beside it; or WHEEL

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from edgelink.config.schemes import OVER_UDP
-from edgelink.overlay.capabilities import Capabilities
+from edgelink.overlay.easytier_capabilities import Capabilities
 from edgelink.overlay.stun import one_of_each_relay_first
 
 # What EasyTier takes off its configured MTU for the device when encryption is on (measured on 2.6.4).

@@ -31,7 +31,7 @@ from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor
-from edgelink.overlay.resolve import ipv4_addresses
+from edgelink.overlay.relay_names import ipv4_addresses
 from edgelink.process.host_tcp import MTU_PROBING, PROC_SYS
 from edgelink.reconcile import Wakeup
 

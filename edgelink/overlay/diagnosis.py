@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from edgelink.overlay.events import Refusal, last_refusal
+from edgelink.overlay.easytier_events import Refusal, last_refusal
 from edgelink.overlay.status import Peer
 
 _ADVICE = {

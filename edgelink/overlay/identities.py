@@ -24,7 +24,7 @@ from edgelink.facts.board import Board
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
-from edgelink.overlay.identity import TWIN_S, SignsOfLife, impostors, twins
+from edgelink.overlay.address_holders import TWIN_S, SignsOfLife, impostors, twins
 from edgelink.overlay.status import Peer
 from edgelink.process import inotify
 from edgelink.protocol.alternation import cloned

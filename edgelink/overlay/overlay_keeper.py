@@ -34,8 +34,8 @@ from edgelink.overlay import stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
-from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
+from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
 from edgelink.overlay.mend import HeldTun, Mend
 from edgelink.overlay.overlay_steps import (

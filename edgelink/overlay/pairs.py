@@ -26,7 +26,7 @@ from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import MORE_S, PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
-from edgelink.overlay.resolve import ipv4_addresses
+from edgelink.overlay.relay_names import ipv4_addresses
 from edgelink.overlay.status import Peer
 from edgelink.protocol.inbox import Inbox
 from edgelink.protocol.keys import Kind, NodeKey

@@ -19,7 +19,7 @@ from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.resolve import ipv4_addresses
+from edgelink.overlay.relay_names import ipv4_addresses
 from edgelink.overlay.rpc_guard import PUNCHING_OVER, STUN_OVER
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.uplink import dialled_connections

@@ -4,10 +4,10 @@ The rules are those of RLinf's own code (0.3.0, and 0.4 where it differs), also 
 Pure: no Ray, no RLinf.
 """
 
+from edgelink.placement.cluster_file import load_cluster_file
 from edgelink.placement.components import Packed
 from edgelink.placement.early import check_before_waiting
 from edgelink.placement.groups import Group, Placement
-from edgelink.placement.load import load_cluster_file
 from edgelink.placement.nodes import Driver, Node, load_nodes_file
 from edgelink.placement.plans import Plan
 from edgelink.placement.problems import InvalidClusterError, Notice, Problem, Stage

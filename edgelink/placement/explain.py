@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
 from edgelink.placement.groups import ACCELERATOR, Group, Placement
 from edgelink.placement.plans import Plan
+from edgelink.placement.worker_environment import Environments
 from edgelink.wording import few
 
 _WHOLE_NODE = "whole node"

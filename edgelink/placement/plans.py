@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgelink.placement.environment import Environments
 from edgelink.placement.groups import Group, Placement
 from edgelink.placement.nodes import Node
 from edgelink.placement.problems import Notice
+from edgelink.placement.worker_environment import Environments
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 from edgelink.placement.components import Labels, Packed, place_component, read_components, repacked
 from edgelink.placement.discover import discover
-from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
 from edgelink.placement.groups import ACCELERATOR, Group, Placement
 from edgelink.placement.nodes import Driver, Node, as_driver, as_node, describe
@@ -17,6 +16,7 @@ from edgelink.placement.profiling import Profiling
 from edgelink.placement.regrets import note_regrets
 from edgelink.placement.rlinf_rules import RLINF_0_3, RlinfRules
 from edgelink.placement.sections import ClusterSection, GroupSection, read_cluster
+from edgelink.placement.worker_environment import Environments
 
 
 def plan(

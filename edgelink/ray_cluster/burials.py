@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from edgelink.clock import Clock
 from edgelink.ray_cluster.held_run import Ranks
-from edgelink.ray_cluster.membership import RayMember, departed, known_dead
+from edgelink.ray_cluster.ray_members import RayMember, departed, known_dead
 
 DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
 _AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgelink.config import RayConfig
 from edgelink.process.port_ranges import merged
-from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.temp_dir import sessions_in
 
 RANK_LABEL = "edgelink.rank"

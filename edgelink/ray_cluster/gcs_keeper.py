@@ -14,11 +14,11 @@ from edgelink.log import get_logger
 from edgelink.process import Identity
 from edgelink.process.output import read_end
 from edgelink.process.restart_policy import HEALTHY_LIFE_S, RestartPolicy
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.gcs_store import GcsStore
 from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.node import RayNode
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.record import RayRecord, hash_of
 
 _PATIENCE_S = 120.0  # for one that reads its tables, as long as `ray start` waits for it

@@ -15,7 +15,7 @@ from edgelink.errors import NotRecordedError, PortBusyError, RayClusterError
 from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.protocol.payloads import ClusterSpec, EdgesOpenTo, Envelope, Lease
-from edgelink.ray_cluster import command, environment
+from edgelink.ray_cluster import command, ray_environment
 from edgelink.ray_cluster.burials import DEPARTURE_S, Burials
 from edgelink.ray_cluster.cluster_spec import (
     FILE_NAME,
@@ -31,7 +31,7 @@ from edgelink.ray_cluster.gcs_keeper import GcsKeeper, GcsLostError
 from edgelink.ray_cluster.gcs_store import FULL, GcsStore
 from edgelink.ray_cluster.held_run import Meeting, Ranks
 from edgelink.ray_cluster.helper_runner import RayTools
-from edgelink.ray_cluster.membership import RAY_MEMBERS, MembershipWatch, RayMember
+from edgelink.ray_cluster.ray_members import RAY_MEMBERS, MembershipWatch, RayMember
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReads, RayReconciler, restarts_identity
 from edgelink.ray_cluster.ray_token import RayTokenFile
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
@@ -120,7 +120,7 @@ class RayHeadReconciler(RayReconciler):
             tasks.create_task(self._watch.run(), name="ray-members")
 
     def driver_variables(self, uid: int) -> dict[str, str]:
-        """What a driver of the user ``uid`` on this head needs; see :mod:`edgelink.training.environment`.
+        """What a driver of the user ``uid`` on this head needs; see :mod:`edgelink.training.driver_environment`.
 
         Raises:
             RayClusterError: Ray is not running here.
@@ -128,7 +128,7 @@ class RayHeadReconciler(RayReconciler):
         tools, ip, port = self._running()
         lease = self._known.lease
         assert lease is not None  # Ray does not run without one
-        return environment.driver_variables(
+        return ray_environment.driver_variables(
             python=tools.python,
             capabilities=tools.capabilities,
             head_ip=ip,
@@ -149,7 +149,7 @@ class RayHeadReconciler(RayReconciler):
         alive = [member for member in self._known.ray_members if member.alive]
         return {
             "environment": self.driver_variables(uid),
-            "of_ray": environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
+            "of_ray": ray_environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
             "pass_env": list(self._config.driver.pass_env),
             "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),
         }

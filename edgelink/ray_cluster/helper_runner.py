@@ -14,8 +14,7 @@ from edgelink.errors import RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import redact
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
-from edgelink.ray_cluster import environment
-from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster import ray_environment
 from edgelink.ray_cluster.interpreter import (
     MAX_ANSWER_BYTES,
     TOO_LONG,
@@ -25,6 +24,7 @@ from edgelink.ray_cluster.interpreter import (
     identity_arguments,
     too_long,
 )
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.timeouts import timeout
 from edgelink.wording import printable
 
@@ -87,7 +87,7 @@ class HelperRunner:
                 cwd="/",
                 limit=MAX_ANSWER_BYTES,
                 start_new_session=True,
-                env=environment.helper_environment(
+                env=ray_environment.helper_environment(
                     python=tools.python,
                     user=tools.user,
                     capabilities=tools.capabilities,

@@ -23,13 +23,13 @@ from edgelink.process import Launcher, SessionLauncher
 from edgelink.process.port_ranges import listed, merged
 from edgelink.protocol.payloads import Lease
 from edgelink.ray_cluster import command
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
 from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.helper import grpc_call
 from edgelink.ray_cluster.helper_runner import HelperRunner, RayTools
 from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges, own_ports
 from edgelink.ray_cluster.run_listeners import RunListeners

@@ -23,7 +23,6 @@ from edgelink.files import AT_ONCE, Files, private_directory
 from edgelink.log import get_logger
 from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids_of, output, ports, procfs
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
-from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.own_processes import (
     GCS,
@@ -39,6 +38,7 @@ from edgelink.ray_cluster.own_processes import (
     started_at,
     title_of,
 )
+from edgelink.ray_cluster.ray_environment import MARKER_NAME
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.slow_agent import PORT_KEY, AgentWatch, too_busy
 from edgelink.ray_cluster.temp_dir import note_temp_dir, ray_log_directory, temp_dir_here, temp_dir_of

@@ -24,7 +24,7 @@ from edgelink.protocol.held_secret import NetworkTold
 from edgelink.protocol.keys import NodeKey
 from edgelink.protocol.membership import Membership
 from edgelink.protocol.payloads import ClusterSpec, Directory, Lease
-from edgelink.ray_cluster import environment
+from edgelink.ray_cluster import ray_environment
 from edgelink.ray_cluster.drift import DriftReconciler
 from edgelink.ray_cluster.held_run import HeldRun
 from edgelink.ray_cluster.helper_runner import RayTools
@@ -162,7 +162,7 @@ class RayReconciler:
 
     def program_environment(self, uid: int) -> dict[str, str]:
         """Variables for a program of the user ``uid`` that needs no Ray: the import hook, and gRPC's patience."""
-        return environment.program_environment(self._known.ride_through_s, self.import_hook(uid))
+        return ray_environment.program_environment(self._known.ride_through_s, self.import_hook(uid))
 
     def command_environment(self, uid: int) -> dict[str, str]:
         """Variables for Ray's own commands, run by the user ``uid``.
@@ -171,7 +171,7 @@ class RayReconciler:
             RayClusterError: Ray is not running here.
         """
         tools, ip, port = self._running()
-        return environment.command_environment(
+        return ray_environment.command_environment(
             python=tools.python,
             capabilities=tools.capabilities,
             head_ip=ip,
@@ -241,7 +241,7 @@ class RayReconciler:
 
     def _note_environment(self, tools: RayTools, node_rank: int, *, token_auth: bool) -> None:
         """That of a `ray start` at this moment."""
-        self.ray.wanted_environment = environment.ray_environment(
+        self.ray.wanted_environment = ray_environment.ray_environment(
             python=tools.python,
             user=tools.user,
             capabilities=tools.capabilities,

@@ -13,7 +13,7 @@ from typing import Any
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.errors import EdgelinkError
-from edgelink.launch.connections import ConnectionsQuestion, Ends
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, Ends
 from edgelink.overlay.sockets import destroy, diag_socket, established
 
 

@@ -16,9 +16,9 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.duration import brief
 from edgelink.errors import EdgelinkError, ExitCode
+from edgelink.launch.app_connections_asked import ConnectionsQuestion, Ends, without_other_end
 from edgelink.launch.app_environment import app_environment
 from edgelink.launch.apps_file import App, AppsFile, Where, filled
-from edgelink.launch.connections import ConnectionsQuestion, Ends, without_other_end
 from edgelink.launch.node_programs import Running, Starter
 from edgelink.launch.port_progress import PortProgress
 from edgelink.launch.program_output import Write, in_lines

@@ -31,7 +31,7 @@ from edgelink.errors import ConfigError, EdgelinkError, RayClusterError, Untrust
 from edgelink.facts.board import Board
 from edgelink.files import private_directory
 from edgelink.launch import remote_channel as channel
-from edgelink.launch.connections import Ends, answer_with
+from edgelink.launch.app_connections_asked import Ends, answer_with
 from edgelink.launch.remote_channel import PORT, Frames, Seal, agreed_key, framed
 from edgelink.launch.remote_request import (
     REQUEST_WITHIN_S,

@@ -14,8 +14,8 @@ from edgelink.protocol.keys import Kind
 from edgelink.protocol.payloads import Directory, NodeStatus, RayDeath
 from edgelink.protocol.words import word_of
 from edgelink.ray_cluster.held_run import Ranks
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.reconcile import Wakeup
 from edgelink.runs.standing import Standing
 

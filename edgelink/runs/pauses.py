@@ -23,8 +23,8 @@ from edgelink.overlay.peers_known import METERED
 from edgelink.overlay.ways import Ways
 from edgelink.protocol.payloads import Directory, DirectoryEntry
 from edgelink.ray_cluster.held_run import HeldRun
-from edgelink.ray_cluster.membership import RayMember, alive_with_rank
 from edgelink.ray_cluster.pause import Pause
+from edgelink.ray_cluster.ray_members import RayMember, alive_with_rank
 
 PAUSED: Final[Fact[Mapping[str, Pause]]] = Fact("paused")
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from edgelink.conditions import Status
 from edgelink.protocol.payloads import DirectoryEntry, NodeStatus
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.no_ray import NO_RAY_BRIEF, NO_RAY_IN_WORDS
 from edgelink.ray_cluster.pause import Pause, pause_in_words
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 
 # paused: alive in Ray, which rides through, and not answering; off: switched off on purpose; coming: on its way in;

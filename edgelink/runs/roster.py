@@ -12,7 +12,7 @@ from edgelink.facts.facts import Facts
 from edgelink.log import get_logger
 from edgelink.protocol.payloads import ClusterSpec, Directory, DirectoryEntry
 from edgelink.ray_cluster.held_run import HeldRun, Ranks
-from edgelink.ray_cluster.membership import RayMember, strangers
+from edgelink.ray_cluster.ray_members import RayMember, strangers
 from edgelink.runs.ranks import could_take_part, free_ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.runs.run_lock import RunLock
 from edgelink.runs.without_ray import WithoutRayBook

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from edgelink.conditions import Status
 from edgelink.protocol.payloads import Directory, DirectoryEntry
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.no_ray import NO_RAY
+from edgelink.ray_cluster.ray_members import RayMember
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Wakeup
 from edgelink.relay.allocator import HEAD_RANK

@@ -21,8 +21,8 @@ from edgelink.api.web.history import RECORDED, Conditions, History, RunChange
 from edgelink.api.web.login import LINK_LIVES_S, Logins
 from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
 from edgelink.api.web.pace import Pace, step_of
+from edgelink.api.web.page_server import WebPage
 from edgelink.api.web.rates import Rates
-from edgelink.api.web.server import WebPage
 from edgelink.condition_table import Place as Daemon
 from edgelink.condition_table import required_on
 from edgelink.conditions import Phase

@@ -14,8 +14,8 @@ from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay import config_file, stun
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.capabilities import NEWEST_KNOWN, Capabilities
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.easytier_capabilities import NEWEST_KNOWN, Capabilities
 from edgelink.process import Identity, ProcessSpec, SupervisedProcess, output
 
 _LOG_MAX_BYTES = 4 << 20

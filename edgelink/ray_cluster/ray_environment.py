@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgelink.process import import_hook
-from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
+from edgelink.ray_cluster.ray_capabilities import RayCapabilities
 from edgelink.ray_cluster.ride_through import grpc_setting, ray_settings
 
 MARKER_NAME = "EDGELINK_RAY_OF"
@@ -137,7 +137,7 @@ def driver_variables(
     cidr: IPv4Network,
     hook: Path | None = None,
 ) -> dict[str, str]:
-    """What the head grants to a driver; :mod:`edgelink.training.environment` decides about the caller's own."""
+    """What the head grants to a driver; :mod:`edgelink.training.driver_environment` decides about the caller's own."""
     return {
         "EDGELINK_RAY_PYTHON": str(python),
         RIDE_THROUGH_NAME: str(ride_through_s),
