@@ -16,6 +16,7 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.facts.part import run_part
 from edgelink.overlay.pair_heal import Word
+from edgelink.overlay.pair_words import PairWords
 from edgelink.overlay.pairs import Case, Close, Do, Inputs, Look, NoteLoss, Pairs, Restart, Seen
 from edgelink.overlay.status import Peer
 from edgelink.protocol.inbox import Inbox
@@ -54,16 +55,13 @@ class Node:
         self.board = board_with(directory=self.network.directory)
         self.served = 0
         self.pairs = Pairs(
-            key=self.key,
             board=self.board,
             ask_now=self._ask_now,
             overlay=self,
-            send=self._send,
-            words=self.inbox,
+            words=PairWords(self.key, self._send, self.inbox, clock),
             note=lambda what, **fields: self.events.append((what, fields)),
             clock=clock,
-            restarted_file=self.network.tmp_path / f"{self.name}.restarted",
-            is_healing=is_healing,
+            restarted_file=self.network.tmp_path / f"{self.name}.restarted" if is_healing else None,
             robot_moves=lambda: self.robot_is_moving,
         )
 

@@ -48,6 +48,7 @@ from edgelink.outage import Outage
 from edgelink.overlay.easytier_deaths import EasyTierDeaths
 from edgelink.overlay.meter import Meter
 from edgelink.overlay.new_connections import NewConnections
+from edgelink.overlay.pair_words import PairWords
 from edgelink.overlay.pairs import Pairs
 from edgelink.overlay.peers import Peers
 from edgelink.overlay.punching import PunchLimit
@@ -105,16 +106,13 @@ class MemberParts:
         overlay.links.watch_uplinks(config.overlay.device, self._meter.wakeup, self._uplink_changed)
         self.outbox, self.silences, self.easytier_deaths = Outbox(), Inbox(), Inbox()
         self.pairs = Pairs(
-            key=self.key,
             board=board,
             ask_now=self.peers.ask_now,
             overlay=overlay,
-            send=self.outbox.put,
-            words=self.silences,
+            words=PairWords(self.key, self.outbox.put, self.silences, base.clock),
             note=base.recorder.note,
             clock=base.clock,
-            restarted_file=base.paths.pair_restart,
-            is_healing=config.overlay.heal_pairs,
+            restarted_file=base.paths.pair_restart if config.overlay.heal_pairs else None,
             robot_moves=robot_moves,
         )
         self.punch_limit = PunchLimit(

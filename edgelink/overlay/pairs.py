@@ -14,26 +14,19 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
-from pydantic import ValidationError
-
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import PAIRS_ALIVE
 from edgelink.conditions import Said, is_not_so, is_so
 from edgelink.config.schemes import End, tcp_ends
-from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
+from edgelink.errors import EasyTierNotFoundError, OverlayError
 from edgelink.facts.board import Board, Fact, Wish
 from edgelink.facts.part import LOOK_S, Action, Decision, Part
 from edgelink.log import get_logger
-from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import MORE_S, PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
+from edgelink.overlay.pair_words import PairWords
 from edgelink.overlay.relay_names import ipv4_addresses
 from edgelink.overlay.status import Peer
-from edgelink.protocol.inbox import Inbox
-from edgelink.protocol.keys import Kind, NodeKey
 from edgelink.protocol.payloads import Directory, DirectoryEntry, PairSilence, Role
-from edgelink.protocol.request_limit import RequestLimit
-from edgelink.protocol.topics import Topics
-from edgelink.protocol.words import word_of
 
 _LOOK_S = 0.5  # while somebody is silent; all of it is in memory
 _ROWS_S = 2.0  # a look at EasyTier's list is a process
@@ -180,47 +173,38 @@ class Pairs(Part[Inputs, Do]):
     def __init__(
         self,
         *,
-        key: NodeKey,
         board: Board[Any],
         ask_now: Callable[[list[str]], None],
         overlay: Overlay,
-        send: Callable[[str, bytes], None],
-        words: Inbox,
+        words: PairWords,
         note: Callable[..., None],
         clock: Clock,
-        restarted_file: Path,
-        is_healing: bool,
+        restarted_file: Path | None,
         robot_moves: Callable[[], bool],
     ) -> None:
         """Arguments that need a word:
 
         ask_now: have these nodes asked for an echo at once.
-        words: what nodes say of whom they miss.
         note: write an event into the flight recorder.
-        is_healing: False: it is only told.
+        restarted_file: tells the next daemon when EasyTier was restarted for a pair. None: pairs are told of only.
         """
         super().__init__(board, own=Seen())
         self.own: Seen
         self.figures = PairFigures()
-        self._key = key
         self._board = board
         self._wish_restart = board.claim(RESTART_FOR_PAIR, self.name)
         self._ask_now = ask_now
         self._overlay = overlay
-        self._send = send
-        self._inbox = words
+        self._words = words
         self._note = note
         self._clock = clock
         self._restarted_file = restarted_file
-        self._is_healing = is_healing
         self._robot_moves = robot_moves
-        self._rate_limit = RequestLimit(clock)
-        self._disbelieved = Outage(clock)
 
     async def run(self) -> None:
         """Have the part look at each word of another node; until cancelled."""
         while True:
-            await self._inbox.wakeup.wait(None)
+            await self._words.come.wait(None)
             self.own = replace(self.own, at_s=float("-inf"))
             self.look_again()
 
@@ -249,7 +233,7 @@ class Pairs(Part[Inputs, Do]):
             found_none=case.found_none,
             restarted=case.restarted,
             may_restart=_may_restart(entry, own, at_s),
-            breaks_tie=self._key.node_id < entry.node_id,
+            breaks_tie=self._words.node_id < entry.node_id,
         )
         again_at_s = pair.says_again_at_s(case.first_said_s, case.last_said_s)
         if again_at_s is not None and again_at_s <= at_s:
@@ -265,7 +249,7 @@ class Pairs(Part[Inputs, Do]):
         dead_for_s = pair.dead_for_s(at_s)
         if dead_for_s >= PROOF_S and not case.lost_at:
             return NoteLoss(name, dead_for_s)
-        remedy = pair.remedy(at_s) if self._is_healing else Remedy.NONE
+        remedy = Remedy.NONE if self._restarted_file is None else pair.remedy(at_s)
         if remedy is Remedy.CLOSE:
             return Close(name, _relays_of(directory, now.relays))
         return Restart(name) if remedy is Remedy.RESTART else None
@@ -278,9 +262,7 @@ class Pairs(Part[Inputs, Do]):
             case Say(name, silence):
                 first_said_s = self.own.cases[name].first_said_s
                 self._change(name, first_said_s=at_s if first_said_s is None else first_said_s, last_said_s=at_s)
-                envelope = self._key.sign(Kind.PAIR_SILENCE, silence)
-                topic = Topics(silence.network_id).silence(self._key.node_id)
-                self._send(topic, envelope.model_dump_json().encode())
+                self._words.say(silence)
             case NoteLoss(name, dead_for_s):
                 lost_at = (self._clock.now() - timedelta(seconds=dead_for_s)).strftime("%H:%M:%S")
                 self._change(name, lost_at=lost_at, lost_s=at_s - dead_for_s)
@@ -301,6 +283,7 @@ class Pairs(Part[Inputs, Do]):
                     log.warning("overlay.pair_healing", node=name, by="close", closed=closed)
             case Restart(name):
                 self._change(name, restarted=True)
+                assert self._restarted_file is not None
                 self._restarted_file.write_text(str(at_s))
                 self.own = replace(self.own, restarted_s=at_s, listed_s=None)
                 log.warning("overlay.pair_healing", node=name, by="restart")
@@ -319,7 +302,10 @@ class Pairs(Part[Inputs, Do]):
         else:
             self.own = replace(self.own, listed=None, listed_s=None)
         if now.directory is not None:
-            self._take_all(now.directory)
+            heard = self._words.heard(now.directory)
+            self.own = replace(self.own, words={**self.own.words, **heard})
+            if heard:
+                self._ask_now(list(heard))
         self.own = replace(self.own, at_s=self._clock.monotonic_s())
 
     def _follow(self, silent: Mapping[str, float]) -> None:
@@ -341,34 +327,13 @@ class Pairs(Part[Inputs, Do]):
                 return
             listed, listed_s = frozenset(row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self), at_s
         with suppress(OSError, ValueError):
-            restarted_s = float(self._restarted_file.read_text())
+            if self._restarted_file is not None:
+                restarted_s = float(self._restarted_file.read_text())
         self.own = replace(
             self.own, listed=listed, listed_s=listed_s, robot_moves=self._robot_moves(), restarted_s=restarted_s
         )
         if lost := [name for name, case in self.own.cases.items() if case.lost_at]:
             self._ask_now(lost)  # the other side may have healed it, and nobody's restart is to be in vain
-
-    def _take_all(self, directory: Directory) -> None:
-        for node_id, payload in self._inbox.take_all():
-            try:
-                self._take(node_id, payload, directory)
-            except (UntrustedError, ValidationError) as error:
-                if self._disbelieved.is_news(node_id):
-                    log.warning("overlay.silence_not_believed", node_id=node_id, error=str(error))
-
-    def _take(self, node_id: str, payload: bytes, directory: Directory) -> None:
-        """Take a word that came on a node's topic. Raises UntrustedError, pydantic's ValidationError."""
-        entry = directory.entry(node_id)
-        if entry is None or node_id == self._key.node_id:
-            return
-        if self._rate_limit.exceeded(None, node_id) is not None:
-            raise UntrustedError(f"{entry.hostname} misses others more often than it says", reason="RateLimited")
-        said = word_of(entry, payload, Kind.PAIR_SILENCE, PairSilence, directory)
-        if said.peer != self._key.node_id:
-            return
-        word = Word(self._clock.monotonic_s(), said.silent_for_s, said.relay_answers_for_s, said.lists_peer)
-        self.own = replace(self.own, words={**self.own.words, entry.hostname: word})
-        self._ask_now([entry.hostname])
 
     def _tell_of_healing(self, name: str, case: Case) -> None:
         took_s = self._clock.monotonic_s() - case.lost_s
