@@ -18,27 +18,27 @@ from edgelink import log
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import OverlayConfig, Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.facts.part import run_part
-from edgelink.overlay import before_easytier
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
+from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.easytier_load import LoadReconciler
 from edgelink.overlay.link import LinkMonitor
-from edgelink.overlay.mend import held_tun, mend_device
-from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.own_routes import OwnRoutes
+from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.way_watch import WayWatch
 from edgelink.overlay.ways import look
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
-from edgelink.process.ports import connections_of
-from edgelink.reconcile import run_reconciler
+from edgelink.reconcile import Nudge, run_reconciler
 from edgelink.testing.facts import give
 
 
@@ -81,28 +81,22 @@ async def main(settings: dict[str, object]) -> None:
         ray_uid=lambda: told.get("ray_uid"),
         clock=clock,
     )
+    rules = OverlayRules(spec.overlay_ip, usable=frozenset(members))
+    guard = TableKeeper(rpc_guard(config.rpc_port, config.device, rules), clock, open_without="the RPC may be open")
+    binary = EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"]))
     overlay = OverlayKeeper(
         board=board,
-        binary=lambda: EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"])),
-        config=config,
-        paths=paths,
-        process=process,
-        links=links,
         conditions=conditions,
         clock=clock,
-        preflight=before_easytier.check,
-        private_hosts=PrivateHosts(paths.state),
-        guard=TableKeeper(
-            rpc_guard(config.rpc_port, config.device, OverlayRules(spec.overlay_ip, usable=frozenset(members))),
-            clock,
-            open_without="the RPC may be open",
-        ),
-        routes=routes,
-        congestion=congestion,
-        mend=mend_device,
-        held_tun=held_tun,
-        connections=connections_of,
+        core=Core(process, lambda: binary, paths, PrivateHosts(paths.state)),
+        ownership=Ownership(paths.runtime / "overlay.lock"),
+        links=links,
+        around=Around(guard, routes, congestion),
+        machine=ThisMachine(),
     )
+    changed = Nudge(overlay.look_again)
+    links.watch(config.device, guard.doubts, changed)
+    links.watch_uplinks(config.device, changed)
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)

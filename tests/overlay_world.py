@@ -23,15 +23,18 @@ from edgelink.facts.derive import board_of
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
+from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import Applied, FirewallError, Table
-from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.own_routes import OwnRoutes
+from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Identity
 from edgelink.process.ports import Connection
 from edgelink.process.private_files import PrivateFile
+from edgelink.reconcile import Nudge
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks, FakeProcess
@@ -153,7 +156,7 @@ class World:
     def __post_init__(self) -> None:
         self.hosts = FakePrivateHosts()
         self.held = ""  # the TUN device that EasyTier holds open
-        self.connections: list[Connection] = []
+        self.connected: list[Connection] = []
         self.mended: list[str] = []
         self.after_mending = UP
         self.guard = FakeTable()
@@ -168,24 +171,20 @@ class World:
         """A daemon, which may start EasyTier and has a specification for it. ``board`` is its board."""
         self.board = board_of(Config(overlay=self.config))
         give(self.board, overlay_spec=SPEC, easytier_may_start=True)
-        return OverlayKeeper(
+        guard = TableKeeper(self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded)
+        overlay = OverlayKeeper(
             board=self.board,
-            binary=self.binary,
-            config=self.config,
-            paths=self.paths,
-            process=process,
-            links=self.links,
             conditions=conditions,
             clock=self.clock,
-            preflight=self.preflight,
-            private_hosts=self.hosts,
-            guard=TableKeeper(self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded),
-            routes=self.routes,
-            congestion=self.congestion,
-            mend=self.mend,
-            held_tun=lambda _pid: self.held,
-            connections=lambda _pid: self.connections,
+            core=Core(process, self.binary, self.paths, self.hosts),
+            ownership=None if self.config.kind == "existing" else Ownership(self.paths.runtime / "overlay.lock"),
+            links=self.links,
+            around=Around(guard, self.routes, self.congestion),
+            machine=self,
         )
+        self.links.watch(self.config.device, guard.doubts, Nudge(overlay.look_again))
+        self.links.watch_uplinks(self.config.device, Nudge(overlay.look_again))
+        return overlay
 
     def note(self, condition: Condition) -> None:
         self.told.append((condition.status, self.routes.around))
@@ -202,6 +201,12 @@ class World:
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
         self.mended.append(name)
         self.links.state = self.after_mending
+
+    def held_tun(self, _pid: int) -> str:
+        return self.held
+
+    def connections(self, _pid: int) -> list[Connection]:
+        return self.connected
 
     def binary(self) -> EasyTierBinary:
         return EasyTierBinary(Path("/opt/easytier-core"), None, self.version)

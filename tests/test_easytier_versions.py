@@ -20,20 +20,21 @@ from overlay_world import FakeCongestion, FakeRoutes
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
-from edgelink.config import OverlayConfig, Paths
+from edgelink.config import Paths
+from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import EasyTierNotFoundError, OverlayError, ProcessExitedError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.link import LinkState
-from edgelink.overlay.mend import held_tun, mend_device
-from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
+from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.status import peers
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import SessionLauncher, SupervisedProcess
-from edgelink.process.ports import connections_of
 from edgelink.process.private_files import PrivateFile
 from edgelink.testing import eventually, reserved_port
 from edgelink.testing.facts import give, settle
@@ -93,6 +94,13 @@ class Node:
 MakeNode = Callable[..., Awaitable[Node]]
 
 
+class AnyMachine(ThisMachine):
+    """On which nothing speaks against a start."""
+
+    async def preflight(self, *_: Any) -> None:
+        pass
+
+
 @pytest.fixture
 async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeNode]:
     """Nodes of any version, in a machine whose environment has EasyTier's variables set for something else."""
@@ -122,28 +130,18 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         conditions = ConditionSet(clock, ["OverlayUp"])
         process = SupervisedProcess("easytier", paths.processes / "easytier.json", SessionLauncher(), clock)
 
-        async def preflight(*_: Any) -> None:
-            pass
-
         board = Board(Facts())
         give(board, overlay_spec=spec, easytier_may_start=True)
+        guard = TableKeeper(None, clock, open_without="nothing")
         overlay = OverlayKeeper(
             board=board,
-            binary=lambda: binary,
-            config=OverlayConfig(),
-            paths=paths,
-            process=process,
-            links=links,
             conditions=conditions,
             clock=clock,
-            preflight=preflight,
-            private_hosts=NoPrivateHosts(paths.state),
-            guard=TableKeeper(None, clock, open_without="nothing"),
-            routes=FakeRoutes(),
-            congestion=FakeCongestion(),
-            mend=mend_device,
-            held_tun=held_tun,
-            connections=connections_of,
+            core=Core(process, lambda: binary, paths, NoPrivateHosts(paths.state)),
+            ownership=Ownership(paths.runtime / "overlay.lock"),
+            links=links,
+            around=Around(guard, FakeRoutes(), FakeCongestion()),
+            machine=AnyMachine(),
         )
         nodes.append(Node(overlay, board, conditions, process, binary, links, paths, spec))
         return nodes[-1]

@@ -249,7 +249,7 @@ async def test_a_full_disk_keeps_no_easytier_from_its_start(world: World, monkey
     """What it reads is there already: neither a killed one nor another uplink waits for somebody to free space."""
     relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
     world.links.uplinks = {"wlan0": wifi}
-    world.connections = [Connection(wifi, 40381, relay)]
+    world.connected = [Connection(wifi, 40381, relay)]
     world.given(last_answer_s=0.0)
     await world.up()
     Disk(monkeypatch).is_full = True
@@ -272,7 +272,7 @@ async def test_what_cannot_be_written_down_stops_nothing(
     """Another EasyTier was installed, whose file says other things, and the disk is full: what runs goes on."""
     relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
     world.links.uplinks = {"wlan0": wifi}
-    world.connections = [Connection(wifi, 40381, relay)]
+    world.connected = [Connection(wifi, 40381, relay)]
     world.given(last_answer_s=0.0)
     world.version = "2.6.0"
     await world.up()

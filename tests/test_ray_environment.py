@@ -24,7 +24,7 @@ HEAD = IPv4Address("10.10.0.2")
 TOKEN_FILE = Path("/run/edgelink/ray/token")
 
 
-def ray_environment(
+def start_environment(
     capabilities: RayCapabilities = NEW, token_path: Path | None = TOKEN_FILE, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     return ray_environment.ray_environment(
@@ -75,7 +75,7 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
     """`ray start` gets exactly the listed variables: nothing of the daemon's environment leaks in."""
     monkeypatch.setenv("http_proxy", "http://proxy")
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
-    found = ray_environment()
+    found = start_environment()
     assert found == {
         "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/home/robot",
@@ -98,7 +98,7 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
 def test_a_nodes_own_variables_are_added() -> None:
     """`ray.environment`; the language may be another one."""
     own = {"LD_LIBRARY_PATH": "/opt/vendor/lib", "LANG": "ja_JP.UTF-8"}
-    assert ray_environment(own=own) == {**ray_environment(), **own}
+    assert start_environment(own=own) == {**start_environment(), **own}
 
 
 def test_workers_begin_with_the_import_hook_and_then_their_nodes_code() -> None:
@@ -119,12 +119,18 @@ def test_workers_begin_with_the_import_hook_and_then_their_nodes_code() -> None:
     assert (found["EDGELINK_IMPORT_HOOK"], found["PYTHONPATH"]) == (str(hook), f"{hook}:/opt/vendor")
     assert int(found["EDGELINK_GRPC_TIMEOUT_MS"]) >= 1000 * (120 + 120)
     assert ray_environment.of_machine(found, ("PYTHONPATH",))["PYTHONPATH"] == "/opt/vendor"
-    assert "PYTHONPATH" not in ray_environment()
+    assert "PYTHONPATH" not in start_environment()
 
 
 def test_the_configuration_takes_no_variable_that_edgelink_sets() -> None:
     """Whatever it tells Ray, a driver or the collectives of a node, but for the language."""
-    every = {*ray_environment(), *ray_environment(token_path=None), *granted(), "GLOO_SOCKET_IFNAME", "CCL_MNIC_NAME"}
+    every = {
+        *start_environment(),
+        *start_environment(token_path=None),
+        *granted(),
+        "GLOO_SOCKET_IFNAME",
+        "CCL_MNIC_NAME",
+    }
     for name in every - {"LANG", "no_proxy"}:
         with pytest.raises(ValidationError, match=rf"environment\.{name}"):
             RayConfig(environment={name: "x"})
@@ -132,8 +138,8 @@ def test_the_configuration_takes_no_variable_that_edgelink_sets() -> None:
 
 def test_auth_mode_is_always_said_where_ray_knows_it() -> None:
     """A leftover ~/.ray/auth_token must not decide: the mode is explicit, and absent where Ray does not know it."""
-    assert ray_environment(token_path=None)["RAY_AUTH_MODE"] == "disabled"
-    assert not [name for name in ray_environment(OLD) if name.startswith("RAY_AUTH")]
+    assert start_environment(token_path=None)["RAY_AUTH_MODE"] == "disabled"
+    assert not [name for name in start_environment(OLD) if name.startswith("RAY_AUTH")]
 
 
 def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
@@ -142,14 +148,14 @@ def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
     command = ray_environment.command_environment(
         python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6379, ride_through_s=120, token_path=TOKEN_FILE
     )
-    for found in (ray_environment(), command, granted()):
+    for found in (start_environment(), command, granted()):
         assert settings.items() <= found.items()
     assert granted()["EDGELINK_RIDE_THROUGH_S"] == "120"
 
 
 def test_what_is_this_machines_own_is_told_apart() -> None:
     """A driver gets these as the head's Ray has them: RLinf would carry other values to all nodes."""
-    assert ray_environment.of_machine(ray_environment()) == {
+    assert ray_environment.of_machine(start_environment()) == {
         "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/home/robot",
         "USER": "robot",
@@ -161,7 +167,7 @@ def test_what_is_this_machines_own_is_told_apart() -> None:
 def test_what_a_node_was_given_is_its_own() -> None:
     """A driver beside that Ray has it, too, and RLinf, which carries what differs, carries nothing."""
     own = {"CUDA_VISIBLE_DEVICES": "2,3"}
-    started_with = ray_environment(own=own)
+    started_with = start_environment(own=own)
     assert ray_environment.of_machine(started_with, own) == {**ray_environment.of_machine(started_with), **own}
 
 

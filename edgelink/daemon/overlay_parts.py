@@ -29,13 +29,15 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import RelaysDialled
+from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.easytier_load import LoadReconciler
 from edgelink.overlay.echo import HEADERS_BYTES, Echo
 from edgelink.overlay.echo_keeper import EchoKeeper, echo_users
 from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.identities import Identities
-from edgelink.overlay.overlay_keeper import OverlayKeeper
+from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
+from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.rpc_guard import OPEN_WITHOUT, rpc_guard
 from edgelink.overlay.status import Peer, peers
@@ -44,7 +46,7 @@ from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.way_watch import WayWatch
 from edgelink.process import Launcher
 from edgelink.ray_cluster.local_ray import noted_user_uid
-from edgelink.reconcile import run_reconciler
+from edgelink.reconcile import Nudge, run_reconciler
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
@@ -108,29 +110,21 @@ class OverlayParts:
             ray_uid=partial(noted_user_uid, paths),
             clock=clock,
         )
+        guard = TableKeeper(self._guard, clock, open_without=OPEN_WITHOUT, enabled=config.firewall.enabled)
+        is_existing = config.overlay.kind == "existing"
         self.overlay = OverlayKeeper(
             board=board,
-            binary=self.binary,
-            config=config.overlay,
-            paths=paths,
-            process=self.process,
-            links=self.links,
             conditions=conditions,
             clock=clock,
-            preflight=machine.preflight,
-            private_hosts=machine.private_hosts(paths.state),
-            guard=TableKeeper(
-                self._guard,
-                clock,
-                open_without=OPEN_WITHOUT,
-                enabled=config.firewall.enabled,
-            ),
-            routes=routes,
-            congestion=self._congestion,
-            mend=machine.mend,
-            held_tun=machine.held_tun,
-            connections=machine.connections,
+            core=Core(self.process, self.binary, paths, machine.private_hosts(paths.state)),
+            ownership=None if is_existing else Ownership(paths.runtime / "overlay.lock"),
+            links=self.links,
+            around=Around(guard, routes, self._congestion),
+            machine=machine,
         )
+        changed = Nudge(self.overlay.look_again)
+        self.links.watch(config.overlay.device, guard.doubts, changed)
+        self.links.watch_uplinks(config.overlay.device, changed)
         self.echo = EchoKeeper(
             board=board,
             paths=paths,

@@ -18,26 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet, Said, is_not_so, is_so
-from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
 from edgelink.facts.board import Board, Fact, Wish
 from edgelink.facts.part import Decision, Part
 from edgelink.log import get_logger, hide
-from edgelink.overlay import stun
-from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
 from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
-from edgelink.overlay.mend import HeldTun, Mend
 from edgelink.overlay.overlay_steps import (
     FAULT_SETTLES_S,
     Do,
@@ -58,10 +53,10 @@ from edgelink.overlay.overlay_steps import (
 from edgelink.overlay.own_routes import OwnRoutes
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.overlay.uplink import Connections, Finding, Uplink
-from edgelink.process import SupervisedProcess, inotify
+from edgelink.overlay.uplink import Finding, Uplink
+from edgelink.process import inotify
+from edgelink.process.ports import Connection
 from edgelink.process.restart_policy import RestartPolicy
-from edgelink.reconcile import Nudge
 
 _LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
@@ -75,6 +70,30 @@ EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
 CONFIRMED_CONFIG: Final[Fact[str | None]] = Fact("confirmed_config")
 
 
+class Around(NamedTuple):
+    """What stands around EasyTier for as long as it runs: firewall, routes, congestion control."""
+
+    guard: TableKeeper
+    routes: OwnRoutes
+    congestion: TunnelCongestion
+
+
+class Machine(Protocol):
+    """What of :class:`edgelink.daemon.this_machine.ThisMachine` is needed here."""
+
+    async def preflight(self, spec: OverlaySpec, links: LinkMonitor) -> None:
+        """Raise what speaks against a start of EasyTier."""
+
+    async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
+        """Put a device right that EasyTier holds open. Raises OSError."""
+
+    def held_tun(self, pid: int) -> str:
+        """Name the device that a process holds open. Empty: it holds none."""
+
+    def connections(self, pid: int) -> list[Connection]:
+        """Return the TCP connections of a process."""
+
+
 class OverlayKeeper(Part[Inputs, Do]):
     """Sets ``OverlayUp``. Nobody else starts and stops EasyTier."""
 
@@ -86,49 +105,33 @@ class OverlayKeeper(Part[Inputs, Do]):
         self,
         *,
         board: Board[Any],
-        binary: Callable[[], EasyTierBinary],
-        config: OverlayConfig,
-        paths: Paths,
-        process: SupervisedProcess,
-        links: LinkMonitor,
         conditions: ConditionSet,
         clock: Clock,
-        preflight: Callable[[OverlaySpec, LinkMonitor], Awaitable[None]],
-        private_hosts: stun.PrivateHosts,
-        guard: TableKeeper,
-        routes: OwnRoutes,
-        congestion: TunnelCongestion,
-        mend: Mend,
-        held_tun: HeldTun,
-        connections: Connections,
+        core: Core,
+        ownership: Ownership | None,
+        links: LinkMonitor,
+        around: Around,
+        machine: Machine,
     ) -> None:
-        """``guard``, ``routes`` and ``congestion`` stand around EasyTier for as long as it runs."""
+        """``ownership`` of EasyTier on this machine. None: the overlay is somebody else's, and is watched only."""
         super().__init__(board, own=Looked())
         self.own: Looked
-        self.guard = guard
+        self.guard, self._routes, self._congestion = around
         self._board = board
         self._put_ends = board.claim(EASYTIER_ENDS, self.name)
         self._put_confirmed = board.claim(CONFIRMED_CONFIG, self.name)
-        self._is_existing = config.kind == "existing"
-        self._process = process
+        self._ownership = ownership
+        self._core = core
+        self._process = core.process
         self._links = links
         self._conditions = conditions
         self._clock = clock
-        self._ownership = Ownership(paths.runtime / "overlay.lock")
-        self._core = Core(process, binary, paths, private_hosts)
-        self._preflight = preflight
-        self._uplink = Uplink(board, links, clock, connections)
-        self._mend_device = mend
-        self._held_tun = held_tun
-        self._routes = routes
-        self._congestion = congestion
+        self._machine = machine
+        self._uplink = Uplink(board, links, clock, machine.connections)
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
         self._has_adopted = False
-        changed = Nudge(self.look_again)
-        links.watch(config.device, guard.doubts, changed)
-        links.watch_uplinks(config.device, changed)
 
     async def run(self) -> None:
         """Look again when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
@@ -155,7 +158,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         if own.occasion != occasion or at_s >= own.look_at_s:
             return Decision(does=Look(occasion))
         if not own.is_ours:
-            problem = device_problem(own.device, spec, is_ours=not self._is_existing)
+            problem = device_problem(own.device, spec, is_ours=self._ownership is not None)
             return Decision((self._verdict(problem, spec, now),), again_s=own.look_at_s - at_s)
         if easytier is None:
             if at_s < own.start_at_s:
@@ -224,7 +227,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         hide(*spec.secrets)
         if occasion.standstills != (0 if before.occasion is None else before.occasion.standstills):
             self._uplink.stood_still()
-        is_ours = not self._is_existing and self._ownership.acquire()
+        is_ours = self._ownership is not None and self._ownership.acquire()
         easytier = self._present(before.easytier, occasion.wishes) if is_ours else None
         is_current = easytier is not None and easytier.is_running and not why_outdated(easytier, occasion)
         device, at_s = await self._links.observe(spec.device), self._clock.monotonic_s()
@@ -245,8 +248,8 @@ class OverlayKeeper(Part[Inputs, Do]):
                 uplink = await self._uplink.look(easytier.identity.pid, spec)
                 collision = await self._collision(spec)
             elif easytier.confirmed:
-                fault_since_s, held = min(before.fault_since_s, at_s), self._held_tun(easytier.identity.pid)
-        look_s = _LOOK_S if is_ours or self._is_existing else _TAKE_OVER_LOOK_S
+                fault_since_s, held = min(before.fault_since_s, at_s), self._machine.held_tun(easytier.identity.pid)
+        look_s = _LOOK_S if is_ours or self._ownership is None else _TAKE_OVER_LOOK_S
         ours = (self._core.caveat, self._core.version_note, self.guard.caveat, self._routes.caveat)
         self.own = replace(
             self.own,
@@ -298,7 +301,7 @@ class OverlayKeeper(Part[Inputs, Do]):
     async def _start(self, occasion: Occasion) -> None:
         spec = occasion.spec
         self._core.capabilities()  # without an EasyTier that can be used, nothing is begun
-        await self._preflight(spec, self._links)
+        await self._machine.preflight(spec, self._links)
         await self.guard.apply()
         await self._routes.keep(spec)
         await self._congestion.keep(spec)
@@ -350,7 +353,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         assert easytier.confirmed is not None
         self._mends.note_end(served=True)
         try:
-            await self._mend_device(self.own.held, spec, easytier.confirmed.mtu)
+            await self._machine.mend(self.own.held, spec, easytier.confirmed.mtu)
         except OSError as error:
             _log.warning("overlay.mend_failed", reason=reason, error=str(error))
         left = device_problem(await self._links.observe(spec.device), spec, was=easytier.confirmed)
@@ -383,7 +386,7 @@ class OverlayKeeper(Part[Inputs, Do]):
         Raises:
             ProcessStopError: it does not end.
         """
-        if self._is_existing:
+        if self._ownership is None:
             return
         if self._ownership.acquire() and not self._ownership.is_needed_by_others():
             self._adopt()
@@ -402,7 +405,7 @@ class OverlayKeeper(Part[Inputs, Do]):
     @property
     def _confirmed_config(self) -> str | None:
         own = self.own
-        if own.occasion is not None and not own.is_ours and not self._is_existing:
+        if own.occasion is not None and not own.is_ours and self._ownership is not None:
             return None
         if own.easytier is None or own.easytier.confirmed is None or not self._process.is_running:
             return ""
