@@ -449,7 +449,7 @@ def test_the_relay_knocks_and_finds_nothing_of_ray(road: Road) -> None:
 def routes_of_the_source() -> list[list[str]]:
     """Each route of every daemon, with something in place of what it leaves open."""
     found: set[tuple[str, str]] = set()
-    for file in sorted((Path(edgelink.__file__).parent / "roles").glob("*.py")):
+    for file in Path(edgelink.__file__).parent.rglob("*.py"):
         found |= set(re.findall(r'"(GET|POST|PUT|PATCH|DELETE)", "(/[^"]+)"', file.read_text()))
     return [[method, re.sub(r"\{\w+\}", "edge-1", path)] for method, path in sorted(found)]
 
