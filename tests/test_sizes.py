@@ -50,8 +50,9 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def constructors(source: str) -> Iterator[tuple[str, int]]:
     """Each class with a constructor, and how many parameters that takes beside the object."""
-    for cls in ast.walk(ast.parse(source)):
-        for function in cls.body if isinstance(cls, ast.ClassDef) else ():
+    classes = [item for item in ast.walk(ast.parse(source)) if isinstance(item, ast.ClassDef)]
+    for cls in classes:
+        for function in cls.body:
             if isinstance(function, ast.FunctionDef) and function.name == "__init__":
                 taken = function.args
                 yield cls.name, len(taken.posonlyargs) + len(taken.args) + len(taken.kwonlyargs) - 1
