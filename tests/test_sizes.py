@@ -1,4 +1,4 @@
-"""No file of the product has over 400 lines, and no constructor over 8 parameters, but for the reasons in ``sizes.txt``."""
+"""No file has over 400 lines and no constructor over 8 parameters, but for the reasons in ``sizes.txt``."""
 
 from __future__ import annotations
 
