@@ -31,14 +31,13 @@ from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
 from edgelink.overlay.own_routes import OwnRoutes
-from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.way_watch import WayWatch
 from edgelink.overlay.ways import look
 from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
-from edgelink.reconcile import Nudge, run_reconciler
+from edgelink.reconcile import run_reconciler
 from edgelink.testing.facts import give
 
 
@@ -88,15 +87,12 @@ async def main(settings: dict[str, object]) -> None:
         board=board,
         conditions=conditions,
         clock=clock,
+        config=config,
         core=Core(process, lambda: binary, paths, PrivateHosts(paths.state)),
-        ownership=Ownership(paths.runtime / "overlay.lock"),
         links=links,
         around=Around(guard, routes, congestion),
         machine=ThisMachine(),
     )
-    changed = Nudge(overlay.look_again)
-    links.watch(config.device, guard.doubts, changed)
-    links.watch_uplinks(config.device, changed)
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)

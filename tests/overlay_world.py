@@ -28,13 +28,11 @@ from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import Applied, FirewallError, Table
 from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.own_routes import OwnRoutes
-from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Identity
 from edgelink.process.ports import Connection
 from edgelink.process.private_files import PrivateFile
-from edgelink.reconcile import Nudge
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
 from edgelink.testing.overlay import FakeLinks, FakeProcess
@@ -172,19 +170,16 @@ class World:
         self.board = board_of(Config(overlay=self.config))
         give(self.board, overlay_spec=SPEC, easytier_may_start=True)
         guard = TableKeeper(self.guard, self.clock, open_without="EasyTier's RPC is open", enabled=self.is_guarded)
-        overlay = OverlayKeeper(
+        return OverlayKeeper(
             board=self.board,
             conditions=conditions,
             clock=self.clock,
+            config=self.config,
             core=Core(process, self.binary, self.paths, self.hosts),
-            ownership=None if self.config.kind == "existing" else Ownership(self.paths.runtime / "overlay.lock"),
             links=self.links,
             around=Around(guard, self.routes, self.congestion),
             machine=self,
         )
-        self.links.watch(self.config.device, guard.doubts, Nudge(overlay.look_again))
-        self.links.watch_uplinks(self.config.device, Nudge(overlay.look_again))
-        return overlay
 
     def note(self, condition: Condition) -> None:
         self.told.append((condition.status, self.routes.around))

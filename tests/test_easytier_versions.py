@@ -20,7 +20,7 @@ from overlay_world import FakeCongestion, FakeRoutes
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
-from edgelink.config import Paths
+from edgelink.config import OverlayConfig, Paths
 from edgelink.daemon.this_machine import ThisMachine
 from edgelink.errors import EasyTierNotFoundError, OverlayError, ProcessExitedError
 from edgelink.facts.board import Board
@@ -30,7 +30,6 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.easytier_core import Core
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
-from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.status import peers
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.overlay.table_keeper import TableKeeper
@@ -137,8 +136,8 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             board=board,
             conditions=conditions,
             clock=clock,
+            config=OverlayConfig(),
             core=Core(process, lambda: binary, paths, NoPrivateHosts(paths.state)),
-            ownership=Ownership(paths.runtime / "overlay.lock"),
             links=links,
             around=Around(guard, FakeRoutes(), FakeCongestion()),
             machine=AnyMachine(),

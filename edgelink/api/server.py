@@ -142,7 +142,7 @@ class LocalApi:
 
     @contextlib.asynccontextmanager
     async def serving(self, routes: Iterable[Route] = ()) -> AsyncIterator[None]:
-        """As :meth:`alone` and :meth:`answering`, one inside the other."""
+        """Let no other daemon of this kind in, and answer ``routes``, until the block ends. Raises as :meth:`alone`."""
         with self.alone():
             async with self.answering(routes):
                 yield

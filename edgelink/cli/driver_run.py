@@ -68,7 +68,7 @@ def run_driver_here(
     argv: tuple[str, ...],
     wishes: RunWishes,
 ) -> int:
-    """Run ``argv`` with the head daemon of this machine, again as ``wishes`` say; the last exit status.
+    """Run ``argv`` with the head daemon of this machine, and again as ``wishes`` say. Return the last exit status.
 
     Args:
         cluster: what :func:`read_cluster_file` gave.

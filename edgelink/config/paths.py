@@ -38,10 +38,10 @@ class Paths:
     membership = _In("state", "membership.json")
     """Signed lease, network secret and broker credentials of this node."""
     refused_as_copy = _In("state", "refused-as-copy.txt")
-    """What the registry said when it refused this machine as a copy of a node; gone once it has accepted it."""
+    """Hold what the registry said when it refused this machine as a copy. An acceptance removes it."""
     registry_database = _In("state", "registry.sqlite3")
     authority_keys = _In("state", "authority")
-    """Directory of the network CA, TLS and registry keys; on the relay only."""
+    """Hold the keys of the network CA, of TLS and of the registry. Only the relay has them."""
     processes = _In("state", "processes")
     """Directory of the identity records of children."""
     logs = _In("state", "logs")
@@ -51,7 +51,7 @@ class Paths:
     ray_temp_dir = _In("state", "ray_temp_dir")
     """The directory that this node's Ray keeps its session in, once it is known."""
     ray_token_copy = _In("runtime", "ray/token")
-    """The Ray token where Ray's user can read it; the file is that user's, its directory is not."""
+    """Hold Ray's token for Ray's user, who owns the file and not its directory."""
     import_hook = _In("runtime", "import-hook")
     """The folders, one for each user, that Python programs of EdgeLink have at the front of their PYTHONPATH."""
     easytier_peer_id = _In("state", "easytier_peer_id")
@@ -59,16 +59,16 @@ class Paths:
     pair_restart = _In("runtime", "pair-restart")
     """When EasyTier was last restarted for a dead pair, in seconds since this machine was booted."""
     host_tcp = _In("state", "host_tcp.json")
-    """What of the host's TCP settings was changed, and what was there before."""
+    """Hold the host's TCP settings of before, as far as they were changed."""
     recorder = _In("state", "recorder")
     """Directory of the flight recorder of this node's daemon."""
     run_lock = _In("state", "run-lock.json")
-    """Who holds the run lock, on the head."""
+    """Name who holds the run lock on the head."""
     easytier_config = _In("state", "easytier.toml")
     broker = _In("runtime", "broker")
     """The broker's directory: made anew at each start of the broker, owned by its user."""
     web_key = _In("runtime", "web.key")
-    """Signs the sessions of the web page; gone with the machine's next boot, and all sessions with it."""
+    """Hold the key that signs sessions of the web page. The machine's next boot ends them all."""
     bootstrap_socket = _In("runtime", "bootstrap.sock")
     broker_admin_key = _In("runtime", "broker-admin.key")
     """The registry's own password at the broker; where the broker's user cannot read it."""

@@ -67,15 +67,8 @@ class AdditionalRelay:
 
     async def live(self, tasks: asyncio.TaskGroup) -> None:
         base, member = self.base, self.member
-        self.observation.start_first(tasks)
         was_member = base.board.facts.running is not None
-        joined = await member.join(NoOccupants())
-        self.host.start(tasks)
-        self.overlay.start(tasks)
-        self.observation.start(tasks)
-        member.start(tasks)
-        joined.start(tasks, self.observation.bundle)
-        base.run_parts(tasks, [member.peers])
+        joined = await member.live(tasks, self.observation, self.host, NoOccupants())
         knocker = member_knocker(base.board, member.key, joined.membership, base.clock)
         self._stun = stun_server(base.config, base.conditions, base.clock, knocker.received)
         base.run_reconcilers(tasks, [] if self._stun is None else [self._stun])

@@ -16,6 +16,8 @@ from edgelink.api.server import Caller, Route, route
 from edgelink.backoff import Backoff
 from edgelink.condition_table import Place
 from edgelink.daemon.base import Base
+from edgelink.daemon.host import Host
+from edgelink.daemon.observation import Observation
 from edgelink.daemon.overlay_parts import OverlayParts
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
 from edgelink.facts.derive import derive_peers, derive_status
@@ -124,6 +126,20 @@ class MemberParts:
         )
         board.derive(HOLDERS, "address holders", Listed, holders)
         board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
+
+    async def live(
+        self, tasks: asyncio.TaskGroup, observation: Observation, host: Host, occupants: Occupants
+    ) -> Joined:
+        """Tell how the start goes, become a member, and start what every member has, the host's settings first."""
+        observation.start_first(tasks)
+        joined = await self.join(occupants)
+        host.start(tasks)
+        self._overlay.start(tasks)
+        observation.start(tasks)
+        self.start(tasks)
+        joined.start(tasks, observation.bundle)
+        self._base.run_parts(tasks, [self.peers])
+        return joined
 
     async def join(self, occupants: Occupants) -> Joined:
         """Become a member, then make what needs a membership.

@@ -50,20 +50,13 @@ class NodeParts:
     async def live(self, tasks: asyncio.TaskGroup, observation: Observation) -> None:
         """Lease → overlay and registry session → peers → Ray; each waits for what it needs by its condition."""
         base, member, ray = self._base, self._member, self._ray
-        observation.start_first(tasks)
-        joined = await member.join(RayOccupants(ray.ray, base.board))
-        self.host.start(tasks)
-        self._overlay.start(tasks)
-        observation.start(tasks)
-        member.start(tasks)
-        joined.start(tasks, observation.bundle)
+        await member.live(tasks, observation, self.host, RayOccupants(ray.ray, base.board))
         tasks.create_task(ray.run(), name="ray-watch")
         tasks.create_task(self._names.run(), name="overlay-names")
         tasks.create_task(self.exec_door.run(), name="exec")
         if base.config.overlay.kind == "easytier":
             tasks.create_task(member.pairs.run(), name="pairs-words")
             base.run_parts(tasks, [member.pairs])
-        base.run_parts(tasks, [member.peers])
         base.run_reconcilers(tasks, [ray, ray.drift] if ray.is_enabled else [ray])
 
     def routes(self) -> Iterator[Route]:

@@ -37,7 +37,6 @@ from edgelink.overlay.echo_proof import Identity
 from edgelink.overlay.identities import Identities
 from edgelink.overlay.overlay_keeper import Around, OverlayKeeper
 from edgelink.overlay.overlay_rules import OverlayRules
-from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.rpc_guard import OPEN_WITHOUT, rpc_guard
 from edgelink.overlay.status import Peer, peers
@@ -46,7 +45,7 @@ from edgelink.overlay.traffic import Traffic
 from edgelink.overlay.way_watch import WayWatch
 from edgelink.process import Launcher
 from edgelink.ray_cluster.local_ray import noted_user_uid
-from edgelink.reconcile import Nudge, run_reconciler
+from edgelink.reconcile import run_reconciler
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
@@ -111,20 +110,16 @@ class OverlayParts:
             clock=clock,
         )
         guard = TableKeeper(self._guard, clock, open_without=OPEN_WITHOUT, enabled=config.firewall.enabled)
-        is_existing = config.overlay.kind == "existing"
         self.overlay = OverlayKeeper(
             board=board,
             conditions=conditions,
             clock=clock,
+            config=config.overlay,
             core=Core(self.process, self.binary, paths, machine.private_hosts(paths.state)),
-            ownership=None if is_existing else Ownership(paths.runtime / "overlay.lock"),
             links=self.links,
             around=Around(guard, routes, self._congestion),
             machine=machine,
         )
-        changed = Nudge(self.overlay.look_again)
-        self.links.watch(config.overlay.device, guard.doubts, changed)
-        self.links.watch_uplinks(config.overlay.device, changed)
         self.echo = EchoKeeper(
             board=board,
             paths=paths,

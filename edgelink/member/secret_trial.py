@@ -122,9 +122,8 @@ class SecretTrial(Part[Inputs, Listen | Turn]):
         own, upcoming = now.own, _next_of(now.running)
         if now.running is None or upcoming is None:
             return Decision(does=None if own.turns == Turns() else Turn(Turns(), None))
-        late_s = at_s - now.network.hours.get(
-            upcoming.epoch, at_s
-        )  # a daemon that does not know the hour waits for none
+        # A daemon that does not know the hour waits for none.
+        late_s = at_s - now.network.hours.get(upcoming.epoch, at_s)
         if late_s < 0:
             return Decision(again_s=-late_s)
         # The broker tells nothing of a secret that is only tried: the others may all be on the present one.

@@ -40,11 +40,11 @@ class Core:
         self.caveat = ""
         self.private_hosts = private_hosts
         self._binary = binary
-        self._paths = paths
+        self.paths = paths
 
     @property
     def log_path(self) -> Path:
-        return self._paths.logs / "easytier.log"
+        return self.paths.logs / "easytier.log"
 
     def capabilities(self) -> Capabilities:
         """Of the easytier-core on this machine. Raises EasyTierNotFoundError."""
@@ -80,14 +80,14 @@ class Core:
         capabilities = Capabilities.for_version(binary.version)  # of this very one: it may be exchanged at any moment
         if capabilities.is_newer_than_known:
             _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
-        private_directory(self._paths.logs)
+        private_directory(self.paths.logs)
         output.bound(self.log_path, _LOG_MAX_BYTES)
         return await self._launch(
             ProcessSpec(
                 name="easytier",
-                argv=config_file.argv(binary.core, self._paths.easytier_config, spec),
+                argv=config_file.argv(binary.core, self.paths.easytier_config, spec),
                 env=config_file.environment(),
-                cwd=self._paths.logs,  # where it would leave easytier-panic.log
+                cwd=self.paths.logs,  # where it would leave easytier-panic.log
                 log_path=self.log_path,
                 config_hash=spec.config_hash,
                 umask=0o077,
@@ -110,10 +110,10 @@ class Core:
 
     def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
         """Write the configuration file, unless it says so already: the disk may be full."""
-        private_directory(self._paths.state)
+        private_directory(self.paths.state)
         text = config_file.render(spec, capabilities)
-        if not _is_private_with(self._paths.easytier_config, text.encode()):
-            write_atomic(self._paths.easytier_config, text)
+        if not _is_private_with(self.paths.easytier_config, text.encode()):
+            write_atomic(self.paths.easytier_config, text)
 
     async def upkeep(self) -> None:
         """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""
@@ -135,7 +135,7 @@ class Core:
 
     def hide_secret(self, spec: OverlaySpec) -> None:
         """Overwrite the secret in EasyTier's output, where an unreadable file shows it, and in its crash report."""
-        for path in (self.log_path, self._paths.logs / "easytier-panic.log"):
+        for path in (self.log_path, self.paths.logs / "easytier-panic.log"):
             output.scrub(path, spec.secrets)
 
     def last_words(self, lines: int = 6) -> str:

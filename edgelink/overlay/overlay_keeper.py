@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from edgelink.clock import Clock
 from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet, Said, is_not_so, is_so
+from edgelink.config import OverlayConfig
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
 from edgelink.facts.board import Board, Fact, Wish
 from edgelink.facts.part import Decision, Part
@@ -57,6 +58,7 @@ from edgelink.overlay.uplink import Finding, Uplink
 from edgelink.process import inotify
 from edgelink.process.ports import Connection
 from edgelink.process.restart_policy import RestartPolicy
+from edgelink.reconcile import Nudge
 
 _LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
@@ -107,20 +109,20 @@ class OverlayKeeper(Part[Inputs, Do]):
         board: Board[Any],
         conditions: ConditionSet,
         clock: Clock,
+        config: OverlayConfig,
         core: Core,
-        ownership: Ownership | None,
         links: LinkMonitor,
         around: Around,
         machine: Machine,
     ) -> None:
-        """``ownership`` of EasyTier on this machine. None: the overlay is somebody else's, and is watched only."""
         super().__init__(board, own=Looked())
         self.own: Looked
         self.guard, self._routes, self._congestion = around
         self._board = board
         self._put_ends = board.claim(EASYTIER_ENDS, self.name)
         self._put_confirmed = board.claim(CONFIRMED_CONFIG, self.name)
-        self._ownership = ownership
+        # Of EasyTier on this machine. None: the overlay is somebody else's, and is watched only.
+        self._ownership = None if config.kind == "existing" else Ownership(core.paths.runtime / "overlay.lock")
         self._core = core
         self._process = core.process
         self._links = links
@@ -132,6 +134,9 @@ class OverlayKeeper(Part[Inputs, Do]):
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
         self._has_adopted = False
+        changed = Nudge(self.look_again)
+        links.watch(config.device, self.guard.doubts, changed)
+        links.watch_uplinks(config.device, changed)
 
     async def run(self) -> None:
         """Look again when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""

@@ -275,8 +275,9 @@ class Peers(Part[Inputs, Do]):
                 known[name] = replace(heard, due_s=at_s + self._after_s(heard, own.look, name))
                 self._put_last_answer_s(asked_s)
                 self.own = replace(self.own, why_s=None)
-        self._know(replace(self.own, known=known))
+        self.own = replace(self.own, known=known)
         await self._doubt(own.look.targets.provers.intersection(names), own.look)
+        self._know(self.own)
         if was_cut_off and counted & self.own.answering.keys():  # the way is back: who else is?
             self.ask_now([name for name, each in known.items() if each.answered_s != asked_s])
 
@@ -287,7 +288,7 @@ class Peers(Part[Inputs, Do]):
             heard = {name: taken_in(name, each, traffic, look, at_s) for name, each in self.own.known.items()}
             self.own = replace(self.own, known=heard)
         known = self.own.known
-        self._know(replace(self.own, known={**known, **{name: known[name].doubted() for name in names}}))
+        self.own = replace(self.own, known={**known, **{name: known[name].doubted() for name in names}})
 
     def _after_s(self, known: Known, look: Look, name: str) -> float:
         """The pause after an answer. A proof that is missing is asked for as an answer that is missing would be."""
